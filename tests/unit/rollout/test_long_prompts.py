@@ -32,7 +32,7 @@ def a_sampler(on_long_prompt: str) -> Any:
 
     sampler.rollouts = SimpleNamespace(start=start)
     sampler.buffer = SimpleNamespace(drop=lambda *said: sampler.dropped.append(said))
-    sampler._settle = lambda *said: sampler.settled.append(said)
+    sampler._evaluations = SimpleNamespace(settle=lambda *said: sampler.settled.append(said))
     return sampler
 
 

@@ -22,9 +22,13 @@ from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout import actor as actor_module
 from rl_trainer.rollout import fleet, opening
 from rl_trainer.rollout.actor import SamplerActor
+from rl_trainer.rollout.delivery import Delivery
+from rl_trainer.rollout.evaluation import Evaluation, Evaluations
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
 from rl_trainer.rollout.measuring import Stretch
+from rl_trainer.rollout.supply import Supply
+from rl_trainer.tasks import Prompt
 
 
 class Released(Future[Acquired]):
@@ -43,25 +47,42 @@ class Released(Future[Acquired]):
 def a_sampler(before: Any) -> SamplerActor:
     """One that has nothing to do, and is told to stop; `before` happens as it reads that."""
     sampler: Any = SamplerActor.__new__(SamplerActor)
-    sampler.rank, sampler._unfinished, sampler._sampling = 0, 2, True
-    sampler._leaving, sampler._given_back, sampler._wake = (threading.Event() for _ in range(3))
-    sampler._jobs, sampler._evaluation, sampler._held, sampler._puts = deque(), None, deque(), []
+    sampler.rank, sampler._sampling, sampler._wake = 0, True, threading.Event()
     sampler._stretch, sampler._loaded = Stretch(MagicMock(), MagicMock()), None
     sampler._hands_over = False
     sampler._groups_wanted, sampler._device = lambda: 0, OwnDevice()
     reference = SimpleNamespace(future=lambda: Released(lambda: before(sampler)))
-    sampler.buffer = SimpleNamespace(acquire_ref=lambda *_: reference)
+    sampler.buffer = MagicMock(acquire_ref=lambda *_: reference)
+    sampler.buffer.release.return_value = [5, 6]
+    sampler._evaluations, sampler._supply, sampler._delivery = (
+        Evaluations(),
+        Supply(sampler.buffer, 0, sampler._wake.set),
+        Delivery(sampler.buffer, 0, sampler._wake.set),
+    )
     sampler.rollouts = SimpleNamespace(may_advance=False, seconds_to_next_reply=lambda: None)
     return sampler  # type: ignore[no-any-return]
 
 
 def test_a_sampler_that_is_told_to_go_as_the_buffer_releases_it_says_that_it_left():
-    def leave(sampler: Any) -> None:
-        sampler._leaving.set()
-        sampler._given_back.set()
-
     with pytest.raises(SamplerLeft, match="has given 2 unfinished groups back"):
+        a_sampler(lambda sampler: sampler.leave()).run()
+
+
+def test_an_evaluation_of_a_sampler_that_leaves_ends_as_its_loop_does():
+    """Both the one under way and the one that waits: they are for others now."""
+    jobs = [Evaluation([Prompt(0, "", "", {})], MagicMock(), MagicMock()) for _ in range(2)]
+
+    def leave(sampler: Any) -> None:
+        for job in jobs:
+            sampler._evaluations.ask(job)
+        sampler._evaluations.begin()
+        sampler.leave()
+
+    with pytest.raises(SamplerLeft):
         a_sampler(leave).run()
+    for job in jobs:
+        with pytest.raises(SamplerLeft, match="has given 2 unfinished groups back"):
+            job.result("sampler 0", 0.0)
 
 
 def test_a_sampler_whose_run_is_over_returns():
@@ -71,9 +92,7 @@ def test_a_sampler_whose_run_is_over_returns():
 def test_a_sampler_that_leaves_lives_when_it_gives_its_groups_back():
     """It has its device till its loop has ended."""
     sampler: Any = a_sampler(lambda _: None)
-    sampler.buffer = MagicMock()
-    sampler.buffer.release.return_value = [1]
-    assert sampler.leave() == 3
+    assert sampler.leave() == 2
     assert sampler.buffer.release.call_args.kwargs == {"lives": True}
 
 
@@ -92,11 +111,11 @@ def test_a_sampler_asks_whether_tickets_that_it_held_meanwhile_are_still_its_own
     """Learners had the device, and others may have got them."""
     sampler: Any = a_sampler(lambda _: None)
     mine, gone = Ticket(3, 0, False, issue=7), Ticket(4, 0, False, issue=8)
-    sampler._held = deque([Acquired([mine, gone], 0, ["weights"])])
+    sampler._supply.held = deque([Acquired([mine, gone], 0, ["weights"])])
     sampler._swaps, sampler._hands_over = False, True
     sampler.buffer.owned = lambda rank, tickets: [one for one in tickets if one == mine]
     sampler._take_device()
-    assert sampler._held == deque([Acquired([mine], 0, ["weights"])])
+    assert sampler._supply.held == deque([Acquired([mine], 0, ["weights"])])
 
 
 @pytest.mark.parametrize(
@@ -113,8 +132,10 @@ def test_a_sampler_leaves_the_rest_to_others_where_nothing_is_left_to_do_here(
     hands_over: bool, jobs: int, held: Any, moves: bool, expected: bool
 ):
     sampler: Any = a_sampler(lambda _: None)
-    sampler._hands_over, sampler._jobs = hands_over, deque(range(jobs))
-    sampler._held = deque([Acquired([Ticket(3, 0, False)], 1, held)])
+    sampler._hands_over = hands_over
+    for _ in range(jobs):
+        sampler._evaluations.ask(MagicMock())
+    sampler._supply.held = deque([Acquired([Ticket(3, 0, False)], 1, held)])
     sampler.rollouts.can_move = moves
     assert sampler._can_move() is expected
 

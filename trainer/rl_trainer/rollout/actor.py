@@ -10,23 +10,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import ray
 import torch
 
 from rl_api import RunSpec
-from rl_api.errors import ActorDied, DeadlineExceeded, TaskError
+from rl_api.errors import TaskError
 from rl_api.handing_over import hands_over
 from rl_api.roles import LEAVE_VARIABLE
-from rl_trainer.buffer.actor import Acquired, Buffer
-from rl_trainer.buffer.groups import Handed, Ticket
+from rl_trainer.buffer.actor import Buffer
+from rl_trainer.buffer.groups import Ticket
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
@@ -37,14 +34,15 @@ from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.arrival import Arrival
+from rl_trainer.rollout.delivery import Delivery
 from rl_trainer.rollout.engines.base import SamplingParams
-from rl_trainer.rollout.evaluation import Evaluation
-from rl_trainer.rollout.handed import dump_begun, load_begun
-from rl_trainer.rollout.handle import SamplerLeft
+from rl_trainer.rollout.evaluation import Evaluation, Evaluations
+from rl_trainer.rollout.handed import handed, load_begun
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Member, PromptTooLong, Rollouts, stop_tokens
 from rl_trainer.rollout.measuring import SamplerMeter, Stretch
 from rl_trainer.rollout.opening import open_engine
+from rl_trainer.rollout.supply import POLL_SECONDS, Supply, is_older
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
@@ -55,11 +53,6 @@ from rl_trainer.weights.transports.create import create_receiver
 from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
-# The buffer answers an empty-handed `acquire` after this long; the sampler asks again.
-POLL_SECONDS = 5.0
-# How long a sampler that leaves waits for the buffer to take what is finished, and to take the rest back. It takes
-# milliseconds, unless the buffer is about to go as well: the pod must not be kept for that.
-PUT_SECONDS, RELEASE_SECONDS = 2.0, 5.0
 # Where that many prompts in a row are left out, because they are too long, the next ones will be as well.
 MOST_TOO_LONG = 1000
 TOO_LONG = "prompt_too_long"
@@ -120,10 +113,9 @@ class SamplerActor(Worker):
         self._arrival = Arrival(
             self.receiver, self.engine.prepare_weights, spec.weight_sync.timeout.seconds, self._wake.set
         )
-        self._jobs: deque[Evaluation] = deque()
-        self._evaluation: Evaluation | None = None
-        self._held: deque[Acquired] = deque()
-        self._puts: list[Future[Any]] = []
+        self._evaluations = Evaluations()
+        self._supply = Supply(buffer, rank, self._wake.set)
+        self._delivery = Delivery(buffer, rank, self._wake.set)
         self._device = sampler_device(
             spec,
             rank,
@@ -133,12 +125,12 @@ class SamplerActor(Worker):
             arrive=self._take_device,
             leave=self._leave_device,
         )
-        self._hands_over = hands_over(spec) and rank < spec.shared_samplers
+        gives = hands_over(spec)
+        self._hands_over = gives and rank < spec.shared_samplers
+        self._takes_whole_steps = spec.buffer.max_staleness == 0 and not gives
         self._sampling = False
         # Version of the published weights in the engine; None: the model folder's.
         self._loaded: int | None = None
-        self._leaving, self._given_back = threading.Event(), threading.Event()
-        self._unfinished = 0
         self._too_long = 0  # prompts one after the other
         if at := os.environ.get(LEAVE_VARIABLE):
             Door(Path(at), self.leave)
@@ -168,10 +160,10 @@ class SamplerActor(Worker):
         job = Evaluation(prompts, published, params)
         if not prompts:
             return []
-        self._jobs.append(job)
+        self._evaluations.ask(job)
         self._wake.set()
-        if self._leaving.is_set():  # `run` may have looked at its jobs for the last time
-            raise self._left()
+        if self._delivery.leaves:  # `run` may have looked at them for the last time
+            raise self._delivery.left()
         return job.result(f"sampler {self.rank}", timeout)
 
     def join(self, invitation: Invitation, member: int) -> str | None:
@@ -181,7 +173,7 @@ class SamplerActor(Worker):
 
     def begin(self) -> None:
         """Weights are published: from now on tickets are taken."""
-        if self._leaving.is_set():
+        if self._delivery.leaves:
             return
         self.buffer.register(self.rank)
         self._sampling = True
@@ -211,34 +203,15 @@ class SamplerActor(Worker):
         self._device.close()
 
     def _run(self) -> None:
-        work: Future[Acquired] | None = None
-        watch: Future[Acquired] | None = None
-        while True:
-            if self._leaving.is_set():
-                self._stretch.end()
-                raise self._end_jobs(self._left())
-            for future in [future for future in (work, watch) if future is not None and future.done()]:
-                work = None if future is work else work
-                watch = None if future is watch else watch
-                acquired = future.result()
-                if acquired.stop:
-                    self._stretch.end()
-                    if self._leaving.is_set():  # since the look above: `leave` has had it released
-                        raise self._end_jobs(self._left())
-                    return
-                if acquired.tickets or not self._is_older(acquired):
-                    self._held.append(acquired)
+        while not self._delivery.leaves and self._supply.hear(self._loaded):
             begun = self.rollouts.may_advance
-            ours = self._device.is_ours(bool(begun or self._held or self._jobs), begun, self._can_move)
+            needed = bool(begun or self._supply.held or self._evaluations.waits)
+            ours = self._device.is_ours(needed, begun, self._can_move)
             if ours and not self._device.is_waited_for:
                 self._start_what_may_start()
             # Last of all before it waits: an answer that brought nothing to do must not be waited on.
             if self._sampling:
-                wanted = self._groups_wanted()
-                if work is None and wanted > 0:
-                    work = self._acquire(wanted)
-                elif watch is None and wanted == 0:
-                    watch = self._acquire(0)
+                self._supply.ask(self._groups_wanted(), self._loaded)
             if ours and self.rollouts.may_advance:
                 self._advance()
             else:
@@ -246,29 +219,30 @@ class SamplerActor(Worker):
                 delay = self.rollouts.seconds_to_next_reply()
                 self._wake.wait(POLL_SECONDS if delay is None else min(delay, POLL_SECONDS))
             self._wake.clear()
-            self._check_puts()
+            self._delivery.check()
+        self._stretch.end()
+        if self._delivery.leaves:  # also since the look above: then `leave` has had it released
+            left = self._delivery.left()
+            self._evaluations.fail_all(left)
+            raise left
 
     def _can_move(self) -> bool:
         """Whether nothing is left to do here once what is begun is handed over: no evaluation, and no weights to load."""
-        if not self._hands_over or self._jobs or self._evaluation is not None:
+        if not self._hands_over or self._evaluations:
             return False
-        return all(one.weights is None for one in self._held) and self.rollouts.can_move
+        return not self._supply.brings_weights and self.rollouts.can_move
 
     def _take_device(self) -> None:
         """The device is this sampler's now. What was to be begun there others may have meanwhile."""
-        if self._hands_over and (tickets := [one for acquired in self._held for one in acquired.tickets]):
-            own = self.buffer.owned(self.rank, tickets)
-            self._held = deque(
-                replace(acquired, tickets=[one for one in acquired.tickets if one in own])
-                for acquired in self._held
-            )
+        if self._hands_over:
+            self._supply.leave_out_lost()
         if self._swaps:
             self.onload()
 
     def _leave_device(self) -> None:
         """Learners get the device now: what is begun here goes on elsewhere, if the run has it so."""
         self._stretch.end()
-        if self._hands_over and not self._leaving.is_set():
+        if self._hands_over and not self._delivery.leaves:
             self._hand_over()
         if self._swaps:
             self.offload()
@@ -283,78 +257,36 @@ class SamplerActor(Worker):
 
     def _hand_over(self) -> None:
         started = time.time()
-        groups = self.rollouts.hand_over(lambda key: isinstance(key, Ticket))
-        begun = [
-            Handed(ticket.group_id, group.oldest_version, dump_begun(group), ticket.issue)
-            for group in groups
-            for ticket in [cast(Ticket, group.key)]
-        ]
-        tickets = [ticket for acquired in self._held for ticket in acquired.tickets]
-        self._held = deque(
-            replace(acquired, tickets=[]) for acquired in self._held if acquired.weights is not None
-        )
-        if begun or tickets:
-            bare = [Handed(one.group_id, None, issue=one.issue) for one in tickets]
-            self.buffer.hand_over(self.rank, [*begun, *bare])
-            self.spans.add("hand over", started, time.time(), groups=len(begun) + len(tickets))
+        begun = self.rollouts.hand_over(lambda key: isinstance(key, Ticket))
+        if groups := handed(begun, self._supply.give_up_tickets()):
+            self.buffer.hand_over(self.rank, groups)
+            self.spans.add("hand over", started, time.time(), groups=len(groups))
 
     def leave(self) -> int | None:
-        """The pod is told to go: nothing is begun here any more, and what is unfinished goes back at once, to be sampled by
-        others. How many groups these are; None: the buffer does not answer."""
-        self._leaving.set()
-        self._wake.set()
-        try:
-            wait(list(self._puts), PUT_SECONDS)
-            self._unfinished += len(self.buffer.release(self.rank, RELEASE_SECONDS, lives=True))
-        except (ActorDied, DeadlineExceeded):
-            return None
-        finally:
-            self._given_back.set()
-        return self._unfinished
-
-    def _left(self) -> SamplerLeft:
-        self._given_back.wait(2 * (PUT_SECONDS + RELEASE_SECONDS))
-        groups = f"{self._unfinished} unfinished group{'' if self._unfinished == 1 else 's'}"
-        return SamplerLeft(f"sampler {self.rank} is told to go with its pod and has given {groups} back")
-
-    def _end_jobs(self, error: Exception) -> Exception:
-        """Evaluations are for others now; `error` says why."""
-        jobs = [*self._jobs] if self._evaluation is None else [self._evaluation, *self._jobs]
-        for job in jobs:
-            job.fail(error)
-        return error
+        """The pod is told to go; see `Delivery.leave`."""
+        return self._delivery.leave()
 
     # -- the loop's parts ------------------------------------------------------------------------------------------
 
     def _groups_wanted(self) -> int:
-        if self._held or self._jobs or self._evaluation is not None or self._device.is_waited_for:
+        if self._supply.held or self._evaluations or self._device.is_waited_for:
             return 0
-        if self.spec.buffer.max_staleness == 0 and not hands_over(self.spec):
+        if self._takes_whole_steps:
             # All of the step's share at once: then the engine's batches, and so the results, are the same in every run.
             return self.spec.algorithm.prompts_per_step if self.rollouts.groups == 0 else 0
         free = self.engine.slots - self.rollouts.members_in_engine - self.rollouts.waiting_for_tools
         return max(0, -(-free // self.spec.algorithm.group_size))
 
-    def _acquire(self, groups: int) -> Future[Acquired]:
-        # What is held comes to be loaded: it is not sent again while that has to wait.
-        held = [acquired.version for acquired in self._held if acquired.weights is not None]
-        known = max(held, default=-1 if self._loaded is None else self._loaded)
-        reference = self.buffer.acquire_ref(self.rank, groups, POLL_SECONDS, known)
-        future: Future[Acquired] = reference.future()
-        future.add_done_callback(lambda _: self._wake.set())
-        return future
-
     def _start_what_may_start(self) -> None:
-        job = self._jobs[0] if self._jobs and self._evaluation is None else None
+        job = self._evaluations.next
         if job is not None and self._load(job.published, job.published.version):
-            self._evaluation = self._jobs.popleft()
-            for i, prompt in enumerate(job.prompts):
-                self._start((job, i), prompt, 1, job.params)
-        while self._held:
-            acquired = self._held[0]
-            if not self._is_older(acquired) and not self._load(acquired.weights, acquired.version):
+            for key, prompt in self._evaluations.begin():
+                self._start(key, prompt, 1, job.params)
+        held = self._supply.held
+        while held:
+            if not is_older(held[0], self._loaded) and not self._load(held[0].weights, held[0].version):
                 return
-            self._held.popleft()
+            acquired = held.popleft()
             for ticket in acquired.tickets:
                 prompt, begun = self.task.prompt(ticket.group_id), None
                 if ticket.begun is not None:
@@ -383,7 +315,7 @@ class SamplerActor(Worker):
             if isinstance(key, Ticket):
                 self.buffer.drop(self.rank, key.group_id, TOO_LONG)
             else:
-                self._settle(key, "", Score(0.0, False), str(error))
+                self._evaluations.settle(key, "", Score(0.0, False), str(error))
         else:
             self._too_long = 0
 
@@ -393,7 +325,7 @@ class SamplerActor(Worker):
             return True
         assert published is not None, "the buffer sends weights that a sampler does not have"
         self._arrival.want(published)
-        if self._evaluation is not None:
+        if self._evaluations.under_way:
             return False
         if self.spec.weight_sync.swap == "betweenGroups" and self.rollouts.groups:
             return False
@@ -408,10 +340,6 @@ class SamplerActor(Worker):
             self._loaded = version
         return True
 
-    def _is_older(self, acquired: Acquired) -> bool:
-        """Whether the answer was overtaken by newer weights, which serve its tickets as well."""
-        return self._loaded is not None and acquired.version <= self._loaded
-
     def _advance(self) -> None:
         self._stretch.begin()
         done: list[Group] = []
@@ -423,7 +351,7 @@ class SamplerActor(Worker):
             else:
                 self._answered(group)
         if done:
-            self._puts.append(self.buffer.put_ref(self.rank, done).future())
+            self._delivery.put(done)
         if self._stretch.is_long:
             self._stretch.end()
 
@@ -443,13 +371,7 @@ class SamplerActor(Worker):
     def _answered(self, group: GroupRollout) -> None:
         member = group.members[0]
         assert member.score is not None
-        self._settle(group.key, member.text, member.score)
-
-    def _settle(self, key: object, text: str, score: Score, error: str | None = None) -> None:
-        """One held-out prompt is done with."""
-        job, i = cast(tuple[Evaluation, int], key)
-        if job.settle(i, text, score, error):
-            self._evaluation = None
+        self._evaluations.settle(group.key, member.text, member.score)
 
     def _failed(self, failure: GroupFailure) -> None:
         dropped = self.spec.task.on_reward_error == "drop"
@@ -458,14 +380,7 @@ class SamplerActor(Worker):
                 raise failure.error
             self.buffer.drop(self.rank, failure.key.group_id, "reward_error")
         elif dropped:
-            self._settle(failure.key, "", Score(0.0, False), str(failure.error))
+            self._evaluations.settle(failure.key, "", Score(0.0, False), str(failure.error))
         else:
-            job, _ = cast(tuple[Evaluation, int], failure.key)
-            self.rollouts.abort(lambda key: isinstance(key, tuple) and key[0] is job)
-            self._evaluation = None
-            job.fail(failure.error)
-
-    def _check_puts(self) -> None:
-        for future in [future for future in self._puts if future.done()]:
-            self._puts.remove(future)
-            future.result()
+            self.rollouts.abort(self._evaluations.has)
+            self._evaluations.fail(failure.error)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass, field
+from typing import cast
 
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.rollout.engines.base import SamplingParams
@@ -52,3 +54,60 @@ class Evaluation:
         if self.error is not None:
             raise self.error
         return [self.answers[place] for place in range(len(self.prompts))]
+
+
+class Evaluations:
+    """Those that one sampler is asked for, one after the other. Any thread may `ask`; the rest is for that of the loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Evaluation] = deque()
+        self._current: Evaluation | None = None
+
+    def __bool__(self) -> bool:
+        """Whether one is under way, or waits."""
+        return bool(self._waiting) or self._current is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether one waits to be begun."""
+        return bool(self._waiting)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether one has begun that is not done with: it is answered with one version of the weights."""
+        return self._current is not None
+
+    @property
+    def next(self) -> Evaluation | None:
+        """The one that may begin now."""
+        return self._waiting[0] if self._waiting and self._current is None else None
+
+    def ask(self, evaluation: Evaluation) -> None:
+        """One more."""
+        self._waiting.append(evaluation)
+
+    def begin(self) -> list[tuple[tuple[Evaluation, int], Prompt]]:
+        """`next` is under way from now on; its prompts, each with the key by which to `settle` it."""
+        self._current = current = self._waiting.popleft()
+        return [((current, place), prompt) for place, prompt in enumerate(current.prompts)]
+
+    def settle(self, key: object, text: str, score: Score, error: str | None = None) -> None:
+        """The prompt with this key is done with."""
+        evaluation, place = cast(tuple[Evaluation, int], key)
+        if evaluation.settle(place, text, score, error):
+            self._current = None
+
+    def has(self, key: object) -> bool:
+        """Whether the key is of a prompt of the one under way."""
+        return isinstance(key, tuple) and key[0] is self._current
+
+    def fail(self, error: Exception) -> None:
+        """The one under way ends with `error`."""
+        if (current := self._current) is not None:
+            self._current = None
+            current.fail(error)
+
+    def fail_all(self, error: Exception) -> None:
+        """They are for others now; `error` says why."""
+        for evaluation in [*([] if self._current is None else [self._current]), *self._waiting]:
+            evaluation.fail(error)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from rl_api.errors import RLTrainError
+from rl_trainer.buffer.groups import Handed, Ticket
 from rl_trainer.rollout.loop import GroupRollout, Member
 from rl_trainer.tasks import Score
 from rl_trainer.trajectory import pack, unpack
@@ -60,3 +61,13 @@ def load_begun(data: Any) -> Sequence[Member]:
             )
         )
     return members
+
+
+def handed(begun: Sequence[GroupRollout], tickets: Sequence[Ticket]) -> list[Handed]:
+    """What one sampler gives to others: groups that it has begun, whose keys are tickets, and `tickets` of which it has
+    begun none."""
+    started = [(cast(Ticket, group.key), group) for group in begun]
+    return [
+        *(Handed(one.group_id, group.oldest_version, dump_begun(group), one.issue) for one, group in started),
+        *(Handed(one.group_id, None, issue=one.issue) for one in tickets),
+    ]
