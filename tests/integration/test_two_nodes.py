@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import ray
+from ray.util.placement_group import placement_group_table
 from two_nodes import FIRST, SECOND, in_a_process, two_nodes
 
 from rl_api import RunSpec
@@ -87,6 +88,32 @@ def load_on_the_second(folder: Path, temporary: Path) -> None:
         while files & {one.hex() for one in core.get_all_reference_counts()}:
             assert time.monotonic() < deadline, "the object store keeps the model"
             time.sleep(0.1)
+
+
+def seat_the_actors() -> None:
+    with two_nodes():
+        for strategy, nodes in (("SPREAD", 2), ("PACK", 1)):
+            spec = RunSpec.model_validate(
+                {
+                    "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+                    "sampler": {"replicas": 2, "resources": {"cpu": 0.4}},
+                    "placement": {"strategy": strategy},
+                }
+            )
+            whole, deadline = ray.cluster_resources()["CPU"], time.monotonic() + 60
+            while ray.available_resources().get("CPU") != whole:  # what the run before had is given back
+                assert time.monotonic() < deadline, "the reservation before is not given back"
+                time.sleep(0.05)
+            placement = place_run(spec, print)
+            entry = placement_group_table(placement.reservation.group)
+            seats = entry["bundles_to_node_id"]
+            assert len(seats) == 4, "buffer, learner and two samplers"
+            assert len(set(seats.values())) == nodes, strategy
+            placement.release()
+
+
+def test_a_run_that_is_spread_takes_both_nodes_and_one_that_is_packed_takes_one():
+    in_a_process(seat_the_actors)
 
 
 def test_a_model_that_is_loaded_is_kept_neither_in_the_object_store_nor_on_the_disk(tmp_path: Path):
