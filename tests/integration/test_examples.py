@@ -117,6 +117,11 @@ def test_what_it_took_is_in_the_profile_and_adds_up(finished: dict[str, Any]) ->
     assert all(record.answers_bytes > 0 and record.learner_memory_bytes > 0 for record in records)
     assert sum(record.weights_bytes for record in records if record.weights_bytes > 0) > 0
     assert all(0 < record.learner_cpus < 64 for record in records)
+    # Of cores; of a short step it may not be known yet what samplers did in it.
+    assert all(1e6 < record.learner_flops < 1e12 for record in records)
+    sampling = [record.sampler_flops for record in records if record.time_generate]
+    assert sampling
+    assert all(1e6 < rate < 1e12 for rate in sampling)
 
 
 def test_the_report_shows_the_run(finished: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from rl_trainer.observe.step_times import step_times, uncovered, use
+from rl_trainer.observe.step_times import rates, step_times, uncovered, use
 from rl_trainer.observe.timeline import MEASURED, Span
 
 
@@ -59,6 +59,20 @@ def test_what_actors_took_of_their_nodes_and_of_the_store():
         "received_bytes": 600,
     }
     assert use([]) == {}
+
+
+def test_operations_per_second_are_those_of_one_actor_while_it_computes():
+    spans = [
+        Span("sampler 0", "generate", 0.0, 4.0),
+        Span("sampler 1", "generate", 0.0, 1.0),
+        Span("sampler 0", "score", 4.0, 9.0),
+        Span("learner 0", "log probs", 5.0, 6.0),
+        Span("learner 0", "train", 6.0, 8.0),
+        Span("learner 1", "train", 6.0, 7.0),
+    ]
+    assert rates(spans, {"sampler": 10e9, "learner": 8e9}) == {"sampler_flops": 2e9, "learner_flops": 2e9}
+    assert rates(spans, {"learner": 8e9}) == {"learner_flops": 2e9}, "a server decodes"
+    assert rates(spans[:3], {"sampler": 10e9, "learner": 8e9}) == {"sampler_flops": 2e9}
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,9 @@ class StepRecord:
     sampler_cpus: float = _shown("use/sampler_cpus", "Processor cores in use by a sampler")
     learner_cpus: float = _shown("use/learner_cpus", "Processor cores in use by a learner")
     driver_cpus: float = _shown("use/driver_cpus", "Processor cores in use by the driver")
+    # Floating-point operations per second of one actor of the role, while it decodes or learns.
+    sampler_flops: float = _shown("use/sampler_flops", "Operations per second of a sampler while it decodes")
+    learner_flops: float = _shown("use/learner_flops", "Operations per second of a learner while it learns")
     # Most memory of any actor of the role so far, of the learner's GPU where it has one.
     sampler_memory_bytes: float = _shown("use/sampler_memory_bytes", "Peak memory of a sampler")
     learner_memory_bytes: float = _shown("use/learner_memory_bytes", "Peak memory of a learner")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rl_trainer.observe.timeline import MEASURED, Span
 
@@ -11,6 +11,7 @@ SWITCHES = ("onload", "offload", "wake")
 """Spans of a change of who has the devices."""
 
 _WORK = {"sampler": ("generate", "score"), "learner": ("train", "log probs", "values")}
+_COMPUTING = {"sampler": ("generate",), "learner": _WORK["learner"]}
 
 
 def step_times(spans: Iterable[Span]) -> dict[str, float]:
@@ -51,6 +52,19 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
         "time_switch": sum(mean(f"sampler/{name}") + slowest(name) for name in SWITCHES),
         "time_wait": sum(uncovered(start, end, working) for start, end in waits),
     }
+
+
+def rates(spans: Iterable[Span], operations: Mapping[str, float]) -> dict[str, float]:
+    """Operations per second of one actor of a role while it computes, by field of `StepRecord`; none of roles that did not.
+
+    `operations`: floating-point operations of a step by role, of all its actors together.
+    """
+    seconds = dict.fromkeys(_COMPUTING, 0.0)
+    for span in spans:
+        role = span.actor.split(" ")[0]
+        if span.name in _COMPUTING.get(role, ()):
+            seconds[role] += span.end - span.start
+    return {f"{role}_flops": done / seconds[role] for role, done in operations.items() if seconds[role] > 0}
 
 
 def busy_seconds(spans: Iterable[Span]) -> tuple[float, float]:

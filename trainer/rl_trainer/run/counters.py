@@ -13,14 +13,16 @@ from typing import Any
 from rl_api import Progress, RunSpec
 from rl_api.errors import TrainingDiverged
 from rl_api.placement_status import WantedPlacement
+from rl_api.sizes.operations import forward_operations, learning_operations
+from rl_api.sizes.shape import ModelShape
 from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.metrics import FIELDS, StepRecord
-from rl_trainer.observe.step_times import busy_seconds, step_times, use
+from rl_trainer.observe.step_times import busy_seconds, rates, step_times, use
 from rl_trainer.observe.timeline import Span
 from rl_trainer.run.replan import placement_status
-from rl_trainer.trajectory import packed_bytes
+from rl_trainer.trajectory import Group, packed_bytes
 
 _KEPT = ("step", "skipped", "skipped_in_a_row", "groups_trained", "heldout", "heldout_step")
 _PACE_STEPS = 20
@@ -163,10 +165,12 @@ def step_record(
     buffer: Mapping[str, Any],
     spans: Sequence[Span],
     wall_seconds: float,
+    shape: ModelShape | None = None,
 ) -> StepRecord:
     """The record of the step that has just ended, which took `wall_seconds` since the end of the one before.
 
-    `counters` and `buffer`'s metrics are those after the step, `spans` those of all actors in it.
+    `counters` and `buffer`'s metrics are those after the step, `spans` those of all actors in it. `shape`: of the model;
+    None: not known, and nothing is said of operations.
     """
     counters.saw_step(wall_seconds, rewards.reward_mean, len(buffer["samplers"]), spans)
     version = (counters.step - 1) // spec.weight_sync.every_steps
@@ -177,6 +181,7 @@ def step_record(
         **{name: value for name, value in update.metrics.items() if name in FIELDS},
         **step_times(spans),
         **use(spans),
+        **rates(spans, {} if shape is None else operations(spec, shape, batch.groups)),
         step=counters.step,
         time=time.time(),
         wall_seconds=wall_seconds,
@@ -206,6 +211,15 @@ def step_record(
         prompts=[group.group_id for group in batch.groups],
         weight_version=counters.step // spec.weight_sync.every_steps,
     )
+
+
+def operations(spec: RunSpec, shape: ModelShape, groups: Sequence[Group]) -> dict[str, float]:
+    """Floating-point operations of a step by role; where a server decodes, only what learners do."""
+    sizes = [(group.lengths, group.total_lengths) for group in groups]
+    found = {"learner": sum(learning_operations(spec, shape, *one) for one in sizes)}
+    if spec.sampler.engine != "endpoint":
+        found["sampler"] = sum(forward_operations(shape, *one) for one in sizes)
+    return found
 
 
 def _shown(value: float | None, digits: int | None = None) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rl_api import RunSpec
 from rl_api.errors import ModelError
+from rl_api.sizes.shape import ModelShape, model_shape
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.config import read_json
 from rl_trainer.model.resolve import resolve_model
@@ -35,6 +36,7 @@ class Inputs:
         screen: which prompts fit into the model's context; all, where `task.onLongPrompt` is fail.
         data: what the task's file or data set holds, for the samplers, which need no access to where it is.
         left_out: a sentence on the prompts that do not fit; empty: all do.
+        shape: of the model; None: of a family that is not known.
     """
 
     model: Path
@@ -45,6 +47,7 @@ class Inputs:
     screen: Screen
     data: PromptData | None = None
     left_out: str = ""
+    shape: ModelShape | None = None
 
 
 def load_inputs(
@@ -91,4 +94,11 @@ def load_inputs(
     screen = Screen(chat, min(rooms, default=None) if drop else None)
     found = screened(task, screen) if drop else Screened(heldout)
     lineage = lineage_of(spec, search, data)
-    return Inputs(model, chat, task, found.heldout, lineage, screen, data, found.sentence)
+    return Inputs(model, chat, task, found.heldout, lineage, screen, data, found.sentence, _shape(model))
+
+
+def _shape(model: Path) -> ModelShape | None:
+    try:
+        return model_shape(read_json(model / "config.json"))
+    except ModelError:  # the library opens more families than are known by their configuration
+        return None

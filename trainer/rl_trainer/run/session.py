@@ -265,7 +265,8 @@ class Session(Attempt):
         seconds, ended = self.recorder.step_seconds(), time.time()
         self.actors.spans.measured(**self._process.drain())
         spans = self.actors.drain_spans()
-        record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds)
+        shape = self.inputs.shape
+        record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds, shape)
         record = replace(record, predicted_seconds=self.planning.predicted)
         self._progress = self.counters.progress(self.spec, record, self.planning.wanted)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)

@@ -16,13 +16,14 @@ function html(tag, className, ...children) {
   return element;
 }
 
-/** Text of a number: four significant digits at most, k and M above ten thousand, powers of ten when tiny. */
+/** Text of a number: four significant digits at most, k, M, G and T above ten thousand, powers of ten when tiny. */
 function number(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
   if (size < 1e-3) return value.toExponential(1).replace(".0e", "e").replace("e-", "e\u2212").replace(/^-/, "\u2212");
   let text;
-  if (size >= 1e9) text = trim(value / 1e9, 1) + "G";
+  if (size >= 1e12) text = trim(value / 1e12, 1) + "T";
+  else if (size >= 1e9) text = trim(value / 1e9, 1) + "G";
   else if (size >= 1e6) text = trim(value / 1e6, size < 1e7 ? 2 : 1) + "M";
   else if (size >= 1e4) text = trim(value / 1e3, 1) + "k";
   else if (size >= 100) text = trim(value, 0);
