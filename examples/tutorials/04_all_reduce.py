@@ -1,4 +1,4 @@
-"""The mean of eight processes' tensors, by the object store and by torch.distributed.
+"""The mean of four processes' tensors, by the object store and by torch.distributed.
 
 python examples/tutorials/04_all_reduce.py
 """

@@ -31,6 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "09_capacity": {"steps": 8},
     "10_tools": {"steps": 5},
     "11_two_learners": {"steps": 4},
+    "15_loop": {"groups": 8, "steps": 2, "megabytes": 2},
 }
 """Arguments of `main`, where its own take long."""
 
@@ -140,6 +141,15 @@ def test_a_job_and_a_service_answer_the_same_questions(rows: Callable[[str], Row
     assert found["what runs"]["RayJob"] == "rltrain"
     assert found["what runs"]["RayService"].startswith("rl_serve.application:")
     assert "learner x1" in found["pods"]["RayJob"] and "replica x1" in found["pods"]["RayService"]
+
+
+def test_a_loop_does_the_same_wherever_its_workers_are(rows: Callable[[str], Rows]) -> None:
+    found = rows("15_loop")
+    assert column(found, "placement") == ["disaggregated", "collocated", "hybrid"]
+    assert len(set(column(found, "weights"))) == 1
+    assert set(column(found, "two at once, ms")) == {"0"}
+    # In each step who shares a device moves its 2 MB in and out: nobody, all four, one sampler and one learner.
+    assert column(found, "moved, MB") == ["0", "16", "8"]
 
 
 def test_kubernetes_takes_the_least_rayjob(kube: KubeApi) -> None:
