@@ -1,6 +1,6 @@
 import pytest
 
-from rl_trainer.observe.step_times import rates, step_times, uncovered, use
+from rl_trainer.observe.step_times import rates, step_times, turns, uncovered, use
 from rl_trainer.observe.timeline import MEASURED, Span
 
 
@@ -73,6 +73,16 @@ def test_operations_per_second_are_those_of_one_actor_while_it_computes():
     assert rates(spans, {"sampler": 10e9, "learner": 8e9}) == {"sampler_flops": 2e9, "learner_flops": 2e9}
     assert rates(spans, {"learner": 8e9}) == {"learner_flops": 2e9}, "a server decodes"
     assert rates(spans[:3], {"sampler": 10e9, "learner": 8e9}) == {"sampler_flops": 2e9}
+
+
+def test_turns_are_those_of_every_group():
+    spans = [
+        Span("sampler 0", MEASURED, 0.0, 0.0, {"turns": 12}),
+        Span("sampler 1", MEASURED, 0.0, 0.0, {"turns": 5}),
+        Span("sampler 0", "generate", 0.0, 1.0, {"turns": 100}),
+        Span("driver", MEASURED, 0.0, 0.0, {"cpu_seconds": 1.0}),
+    ]
+    assert turns(spans) == 17
 
 
 @pytest.mark.parametrize(

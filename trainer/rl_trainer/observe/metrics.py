@@ -79,6 +79,8 @@ class StepRecord:
     # Completion tokens trained on per second of wall time.
     tokens_per_second: float = _shown("speed/tokens_per_second")
     samples_per_second: float = _shown("speed/samples_per_second", "Trajectories trained on per second")
+    # Turns of the dialogues trained on, which are steps of their environments; of tasks that have several.
+    turns_per_second: float = _shown("speed/turns_per_second", "Turns of dialogues and games per second")
     completion_tokens: int = 0  # completion tokens trained on in this step
     # Tokens trained on, those of prompts and observations too, per second of wall time.
     total_tokens_per_second: float = _shown(

@@ -106,6 +106,11 @@ def use(spans: Iterable[Span]) -> dict[str, float]:
     return found
 
 
+def turns(spans: Iterable[Span]) -> int:
+    """Turns of all members of the groups that a step trained on."""
+    return sum(int(span.args.get("turns", 0)) for span in spans if span.name == MEASURED)
+
+
 def uncovered(start: float, end: float, others: Sequence[tuple[float, float]]) -> float:
     """Length of the part of [start, end] that no interval of `others` covers."""
     total, position = 0.0, start

@@ -19,7 +19,7 @@ from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.metrics import FIELDS, StepRecord
-from rl_trainer.observe.step_times import busy_seconds, rates, step_times, use
+from rl_trainer.observe.step_times import busy_seconds, rates, step_times, turns, use
 from rl_trainer.observe.timeline import Span
 from rl_trainer.run.replan import placement_status
 from rl_trainer.trajectory import Group, packed_bytes
@@ -201,6 +201,7 @@ def step_record(
         samplers=len(buffer["samplers"]),
         tokens_per_second=tokens / wall_seconds,
         samples_per_second=len(lengths) / wall_seconds,
+        turns_per_second=turns(spans) / wall_seconds if spec.task.dialogues else math.nan,
         completion_tokens=tokens,
         total_tokens_per_second=sum(sum(group.total_lengths) for group in batch.groups) / wall_seconds,
         answers_bytes=float(sum(packed_bytes(group) for group in batch.groups)),
