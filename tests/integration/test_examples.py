@@ -118,6 +118,7 @@ def test_what_it_took_is_in_the_profile_and_adds_up(finished: dict[str, Any]) ->
     assert all(record.answers_bytes > 0 and record.learner_memory_bytes > 0 for record in records)
     assert sum(record.weights_bytes for record in records if record.weights_bytes > 0) > 0
     assert all(0 < record.learner_cpus < 64 for record in records)
+    assert all(record.store_bytes >= 0 for record in records)
     for record in records:  # of a dialogue every answer has a turn at least
         if spec.task.dialogues:
             assert record.turns_per_second >= record.samples_per_second

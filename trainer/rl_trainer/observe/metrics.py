@@ -117,6 +117,8 @@ class StepRecord:
     answers_bytes: float = _shown("use/answers_bytes", "Bytes of answers trained on in the last step")
     # Mean over the samplers that took new weights: bytes that each read of them.
     received_bytes: float = _shown("use/received_bytes", "Bytes of weights that a sampler has read")
+    # In the object stores of all nodes together when the step ended, or up to two seconds before.
+    store_bytes: float = _shown("use/store_bytes", "Bytes in Ray's object store")
     groups_trained: int = 0  # groups trained on since the start of the run
     # Groups dropped since the start of the run, by reason.
     groups_dropped: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -28,6 +28,7 @@ from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.placement.bundles import bundles
 from rl_trainer.placement.held_time import HeldTime
 from rl_trainer.placement.places import nodes_now, place_run
+from rl_trainer.placement.store_use import StoreUse
 from rl_trainer.profile.meters import ProcessMeter
 from rl_trainer.rollout.engines.vllm_needs import check_installed
 from rl_trainer.run.actors import Actors
@@ -79,7 +80,7 @@ class Session(Attempt):
         self.resumed = False
         self._step = Step()  # the one under way, or the last one
         self._requests = CheckpointRequests()
-        self._process = ProcessMeter()
+        self._process, self._store_use = ProcessMeter(), StoreUse()
 
     # -- opening and closing ---------------------------------------------------------------------------------------
 
@@ -267,7 +268,9 @@ class Session(Attempt):
         spans = self.actors.drain_spans()
         shape = self.inputs.shape
         record = step_record(self.spec, self.counters, batch, rewards, update, buffer, spans, seconds, shape)
-        record = replace(record, predicted_seconds=self.planning.predicted)
+        record = replace(
+            record, predicted_seconds=self.planning.predicted, store_bytes=self._store_use.look()
+        )
         self._progress = self.counters.progress(self.spec, record, self.planning.wanted)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
         self.profiler.step(batch.groups, spans, (ended - seconds, ended))
