@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import runpy
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,6 +106,24 @@ def test_a_dead_consumer_takes_what_it_had_fetched_nowhere(rows: Callable[[str],
 def test_the_buffer_demo_trains_on_whole_batches(rows: Callable[[str], Rows]) -> None:
     [row] = rows("08_buffer")
     assert (row["steps"], row["samples"]) == (10, 640)
+
+
+def test_ctrl_c_ends_the_buffer_demo() -> None:
+    """With a Ray of its own, as on a terminal."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RLTRAIN_"))
+    }
+    command = [sys.executable, str(FOLDER / "08_buffer.py")]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
+        assert process.stdout is not None
+        try:
+            assert any("step 10:" in line for line in process.stdout), "it ended by itself"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=60)[0].endswith("stopped\n")
+            assert process.returncode == 1
+        finally:
+            process.kill()
 
 
 def test_a_queue_is_never_fuller_than_it_may_be(rows: Callable[[str], Rows]) -> None:
