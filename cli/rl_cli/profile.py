@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from rl_api import RLTrainingRun, load_run
+from rl_api import RLTrainingRun, RunSpec, load_run
 from rl_api.base import MOST
-from rl_api.errors import InvalidConfig
+from rl_api.errors import InvalidConfig, ModelError
 from rl_api.planner.profile import (
     PROFILE_FILE,
     RunProfile,
@@ -18,6 +18,8 @@ from rl_api.planner.profile import (
     load_profile,
     save_profile,
 )
+from rl_api.sizes.operations import decode_operations, learning_operations
+from rl_cli.model_shape import shape_of
 from rl_cli.options import Subparsers, add_file_options, new_parser, whole
 
 STEPS: Final = 12
@@ -81,7 +83,7 @@ def _profile(args: argparse.Namespace) -> int:
         save_profile(profile, args.out)
     except OSError as error:
         raise InvalidConfig(f"--out: {args.out} cannot be written ({error.strerror})") from error
-    print("\n".join(lines(profile)))
+    print("\n".join([*lines(profile), *operations(profile, run.spec)]))
     print(f"written to {args.out}", file=sys.stderr)
     return 0
 
@@ -130,6 +132,42 @@ def lines(profile: RunProfile) -> list[str]:
         ("switches", f"learner {_turn(profile.switch.learner)}, sampler {_turn(profile.switch.sampler)}"),
     ]  # fmt: skip
     return [f"{label:<12}{text}" for label, text in rows]
+
+
+def operations(profile: RunProfile, spec: RunSpec) -> list[str]:
+    """How much actors compute, and of a decode step how much for each byte that it reads: where a device could compute more
+    for a byte it waits for its memory, and more sequences at once cost little. Of families that are not known nothing.
+    """
+    try:
+        shape = shape_of(spec.model)
+    except ModelError:
+        return []
+    decode, learner, held = profile.decode, profile.learner, profile.memory.sampler
+    sequences = min(decode.slots, max(1.0, profile.answers / profile.devices.sampler))
+    cached = sequences * (profile.prompt_tokens + profile.mean_length / 2)
+    seconds = decode.base + decode.per_active * sequences + decode.per_cached_token * cached
+    done, read = (
+        decode_operations(shape, sequences, cached),
+        held.weights + held.cache_bytes_per_token * cached,
+    )
+    rows = [
+        ("decoding", f"{_rate(done / seconds)} of a sampler with {sequences:.0f} sequences, "
+         f"{done / read:.2g} operations for each byte read")
+    ] if seconds and read else []  # fmt: skip
+    answer, prompt = round(profile.mean_length), round(profile.prompt_tokens)
+    group = [answer] * profile.group_size
+    trained = learning_operations(spec, shape, group, [prompt + answer] * profile.group_size)
+    per_token = trained / (sum(group) + prompt * profile.group_size)
+    rows += [
+        ("learning", f"{_rate(per_token / (learner.beta + learner.log_prob + learner.value))} of a rank")
+    ]
+    return [f"{label:<12}{text}" for label, text in rows]
+
+
+def _rate(operations: float) -> str:
+    """Operations per second, as people say them."""
+    scale, unit = (1e12, "T") if operations >= 1e12 else (1e9, "G")
+    return f"{operations / scale:.3g} {unit}FLOP/s"
 
 
 def _told(seconds: float) -> str:

@@ -35,6 +35,12 @@ def forward_operations(
     return float(2 * weights + 2 * shape.layers * shape.heads * shape.head_dim * pairs)
 
 
+def decode_operations(shape: ModelShape, sequences: float, cached: float) -> float:
+    """Of one token for each of `sequences`, which look at `cached` tokens' keys and values, all together."""
+    weights = sum(shape.active_layer_parameters) + shape.vocab * shape.hidden
+    return 2 * weights * sequences + 4 * shape.layers * shape.heads * shape.head_dim * cached
+
+
 def learning_operations(
     spec: RunSpec, shape: ModelShape, lengths: Sequence[int], totals: Sequence[int]
 ) -> float:

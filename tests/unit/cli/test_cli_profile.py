@@ -6,7 +6,7 @@ from rl_api import load_run
 from rl_api.errors import InvalidConfig
 from rl_api.planner.profile import RunProfile
 from rl_cli.main import main
-from rl_cli.profile import as_profiled, lines
+from rl_cli.profile import as_profiled, lines, operations
 
 PROFILE = RunProfile.model_validate(
     {
@@ -52,6 +52,25 @@ def test_what_a_fit_does_not_tell_apart_is_no_fact():
     decode = PROFILE.decode.model_copy(update={"base": 0.0, "per_cached_token": 0.0})
     said = lines(PROFILE.model_copy(update={"decode": decode}))[0]
     assert said == "decode step not told apart, 0.05 ms per sequence, not told apart per 1,000 cached tokens"
+
+
+def test_operations_are_of_what_the_model_needs_and_of_the_bytes_that_are_read():
+    """Of the preset: 295,936 parameters in two layers of width 128, and 12,544 in the head."""
+    sampler = {"weights": 1.2e6, "cacheBytesPerToken": 1536}
+    profile = RunProfile.model_validate(PROFILE.to_document() | {"memory": {"sampler": sampler}})
+    spec = load_run("examples/quickstart.yaml").spec
+    decoding, learning = operations(profile, spec)
+    # 32 sequences with 32.75 tokens in the cache each: 20.8 million operations in 5.81 ms, and 2.81 MB.
+    assert (
+        decoding
+        == "decoding    3.58 GFLOP/s of a sampler with 32 sequences, 7.4 operations for each byte read"
+    )
+    # 413 million for a group, of 360 tokens with its prompt once for each answer, each of which takes 50 us.
+    assert learning == "learning    22.9 GFLOP/s of a rank"
+    nothing_read = operations(PROFILE, spec)
+    assert nothing_read == [learning]
+    unknown = load_run("examples/quickstart.yaml", ["model={source: ./no-such-folder}"]).spec
+    assert operations(profile, unknown) == []
 
 
 def test_another_trainer_and_a_folder_that_is_not_there_are_refused(tmp_path, capsys):
