@@ -33,7 +33,7 @@ from rl_api.place_rules import ONE_SOURCE
 from rl_api.recipes import RECIPES, recipe
 from rl_api.roles import SamplerSpec
 from rl_api.run import RunSpec, SchedulingSpec, TinyModelSpec
-from rl_api.task_rules import NAMED, NO_REWARD_OF_THE_GAME
+from rl_api.task_rules import MODEL_MISSING, MODEL_UNUSED, NAMED, NO_REWARD_OF_THE_GAME, ONE_ANSWER
 
 MUTABLE: Final = (
     *("suspend", "sampler.replicas", "stop", "cleanup"),
@@ -269,7 +269,7 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
         cel_rule(
             "self.environment != 'prompts' || self.rewards.all(reward, reward.rule != 'task')",
             ".rewards",
-            "found 'task', allowed: exactMatch, number, regex, function or fraction, as environment prompts has no "
+            "found 'task', allowed: exactMatch, number, regex, function, fraction or model, as environment prompts has no "
             "scorer of its own",
         ),
         cel_rule(
@@ -277,8 +277,27 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
             ".rewards",
             NO_REWARD_OF_THE_GAME,
         ),
+        cel_rule(
+            "has(self.rewardModel) || !self.rewards.exists(reward, reward.rule == 'model')",
+            ".rewardModel",
+            MODEL_MISSING,
+        ),
+        cel_rule(
+            "!has(self.rewardModel) || self.rewards.exists(reward, reward.rule == 'model')",
+            ".rewardModel",
+            MODEL_UNUSED,
+        ),
     ],
     "spec.task.dataset": [DATASET_RULE],
+    "spec.task.rewardModel": [
+        *SOURCE_RULES,
+        cel_rule(
+            f"self.kind == 'judge' || {size_of('answers')} == 0",
+            ".answers",
+            f"found {{{size_of('answers')}}}, allowed: none with kind {{self.kind}}, as only a judge answers",
+        ),
+        cel_rule(f"self.kind != 'judge' || {size_of('answers')} != 1", ".answers", ONE_ANSWER),
+    ],
     "spec.task.rewards[]": [
         *_belongs_to("pattern", "regex", "a regular expression"),
         *_belongs_to("function", "function", "module:function"),

@@ -89,9 +89,13 @@ def is_s3_address(text: str) -> bool:
 
 def model_address(spec: RunSpec) -> Iterator[Problem]:
     """An address in `model.source` is s3://bucket/folder without `..`: no other scheme is opened."""
-    source = spec.given_model.source if spec.given_model is not None else ""
-    if "://" in source and not is_s3_address(source):
-        yield spec_problem("model.source", f"found {source!r}, {MODELS}")
+    if wrong := wrong_model_address(spec.given_model.source if spec.given_model is not None else ""):
+        yield spec_problem("model.source", wrong)
+
+
+def wrong_model_address(source: str) -> str | None:
+    """What is wrong with a model's address, as a sentence; None: nothing, or it is none."""
+    return f"found {source!r}, {MODELS}" if "://" in source and not is_s3_address(source) else None
 
 
 def task_address(spec: RunSpec) -> Iterator[Problem]:
@@ -128,8 +132,8 @@ def model_on_a_cluster(spec: RunSpec) -> Iterator[Problem]:
 
 def wrong_model_on_a_cluster(source: str) -> str | None:
     """What is wrong with a model's place for a pod, as a sentence; None: nothing."""
-    if "://" in source and not is_s3_address(source):
-        return f"found {source!r}, {MODELS}"
+    if wrong := wrong_model_address(source):
+        return wrong
     return None if _on_a_cluster(source) else f"found {source!r}, {MODELS_ON_A_CLUSTER}"
 
 

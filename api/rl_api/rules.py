@@ -29,7 +29,7 @@ from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.sampler_rules import SAMPLER_RULES, endpoint_on_a_cluster, sealed_stages
 from rl_api.sharing_rules import SHARING_RULES
-from rl_api.task_rules import TASK_RULES
+from rl_api.task_rules import TASK_RULES, scoring_model_on_a_cluster
 from rl_api.trainer_rules import TRAINER_RULES
 from rl_api.verl import without_counterpart
 
@@ -288,6 +288,7 @@ CLUSTER_RULES: Final[tuple[Rule, ...]] = (
     storage_on_a_cluster,
     storage_folder,
     model_on_a_cluster,
+    scoring_model_on_a_cluster,
     free_port,
     endpoint_on_a_cluster,
     sealed_weights,

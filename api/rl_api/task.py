@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -46,10 +46,10 @@ Pattern = Annotated[
 class RewardRule(Model):
     """One part of the reward: a completion's reward is the sum over all parts of `weight` times the value."""
 
-    rule: Literal["exactMatch", "number", "regex", "task", "function", "fraction"] = "exactMatch"
+    rule: Literal["exactMatch", "number", "regex", "task", "function", "fraction", "model"] = "exactMatch"
     """How the value is found: exactMatch (the completion is the answer), number (the last numbers are equal), regex
     (the pattern is found), task (the task's own scorer), function (your code), fraction (the share of characters that
-    are right)."""
+    are right), model (the value that task.rewardModel gives)."""
     function: FunctionName | None = None
     """Your function, as module:function; required for rule function. The module is looked for beside the run's file
     first. Called with (prompt, completion, answer); returns a number, or a dict of numbers by name."""
@@ -86,6 +86,37 @@ class SimulatorsSpec(Model):
     """Deadline of one call of an environment: one that hangs is replaced, and the others go on where they were."""
 
 
+class RewardModelSpec(Model):
+    """A model that scores completions, in workers of its own beside samplers and learners; a reward of rule model."""
+
+    source: Address
+    """A local folder, a Hugging Face hub id, or s3://bucket/folder."""
+    revision: Word | None = None
+    """Branch, tag or commit of a hub id; null: its default branch."""
+    kind: Literal["classifier", "judge"] = "classifier"
+    """classifier (a head with one output, as of sequence classification) or judge (a language model that is asked about
+    the completion)."""
+    value: Literal["logit", "probability"] = "logit"
+    """logit: a classifier's output, or a judge's log p(first answer) - log p(second answer); probability: its logistic
+    function, from 0 to 1."""
+    template: Text | None = None
+    """What the model reads: Python's str.format with prompt, completion and answer. null: a classifier reads prompt and
+    completion, as a chat where it has a chat template; a judge is asked whether the answer is right."""
+    answers: tuple[Word, ...] = Field(default=(), max_length=2, strict=False)
+    """The judge's two answers, each one token: for and against the completion; none: "Yes" and "No". Only with kind
+    judge."""
+    replicas: int = Field(default=1, ge=1, le=1024)
+    """How many workers. Completions are dealt to them in turn."""
+    cpu: float = Field(default=1.0, gt=0.001, le=1024.0)
+    """CPU cores of each. On a cluster they are in the head's pod, which asks for as many more."""
+    memory: Quantity = "2Gi"
+    """Memory of each, which that pod has more; on one machine it is not looked at."""
+    batch_size: int = Field(default=16, ge=1, le=4096)
+    """Most completions of one forward pass."""
+    timeout: PositiveDuration = Duration(60)
+    """Deadline of one forward pass: a worker that hangs is replaced, and what it was to score is scored again."""
+
+
 class EvaluationSpec(Model):
     """Greedy evaluation by exact match on prompts that are never trained on."""
 
@@ -119,6 +150,10 @@ class DatasetSpec(Model):
     """Its split, also a part of one, such as train[:1000]."""
     revision: Word | None = None
     """Branch, tag or commit on the hub; null: the newest."""
+
+
+WorkersSpec: TypeAlias = SimulatorsSpec | RewardModelSpec
+"""Workers with a number and a place of their own."""
 
 
 class TaskSpec(Model):
@@ -180,6 +215,8 @@ class TaskSpec(Model):
     """Random extra time of every tool call; null: none."""
     simulators: SimulatorsSpec | None = None
     """Workers in which environments are stepped (tool-use and gymnasium only); null: each sampler steps its own."""
+    reward_model: RewardModelSpec | None = None
+    """Model that scores completions; required for a reward of rule model. null: none."""
     evaluation: EvaluationSpec | None = None
     """Held-out evaluation; null: none."""
 
@@ -189,6 +226,7 @@ class TaskSpec(Model):
         return self.environment in DIALOGUES
 
     @property
-    def workers(self) -> Mapping[str, SimulatorsSpec]:
+    def workers(self) -> Mapping[str, WorkersSpec]:
         """What has workers of its own beside samplers and learners, by what one of them is called."""
-        return {} if self.simulators is None else {"simulator": self.simulators}
+        found = {"simulator": self.simulators, "reward model": self.reward_model}
+        return {name: workers for name, workers in found.items() if workers is not None}

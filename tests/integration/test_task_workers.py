@@ -9,18 +9,30 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import pytest
 import ray
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rl_api import load_run
 from rl_api.task import TaskSpec
+from rl_trainer.buffer.actor import Batch, fetch_payloads
 from rl_trainer.driver import train
+from rl_trainer.model.presets import write_tiny
+from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.observe.console import Console
-from rl_trainer.rollout.task_workers import SimulatorActor, WorkerTarget
+from rl_trainer.rollout.reward_model import RewardModel
+from rl_trainer.rollout.task_workers import SimulatorActor, TaskWorkers, WorkerScorer, WorkerTarget
+from rl_trainer.run.actors import Actors
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.run.stopping import StopRequest
 from rl_trainer.tasks import load_task
+from rl_trainer.tasks.answers import LostError
+from rl_trainer.tasks.scoring import Completion
+from rl_trainer.trajectory import Trajectory, unpack
 
-LAKE = Path(__file__).parents[2] / "examples" / "frozen-lake.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LAKE = EXAMPLES / "frozen-lake.yaml"
 TASK = load_run(LAKE).spec.task
 
 
@@ -65,3 +77,102 @@ def test_a_game_is_learned_while_simulators_step_it(tmp_path: Path, local_ray: N
     curve = summary["reward_curve"]
     assert mean(curve[-4:]) > mean(curve[:4]) + 0.15
     assert summary["groups_dropped"] == {}
+
+
+def write_classifier(folder: Path) -> None:
+    """A reward model: the preset's decoder and tokenizer, and a head."""
+    run = load_run(EXAMPLES / "quickstart.yaml").spec
+    assert run.model.tiny is not None
+    write_tiny(folder, run.model.tiny, 5)
+    config = AutoConfig.from_pretrained(str(folder))
+    config.num_labels, config.pad_token_id = 1, 0
+    torch.manual_seed(5)
+    model = AutoModelForSequenceClassification.from_config(config)
+    torch.nn.init.normal_(model.score.weight, std=0.3)
+    model.save_pretrained(str(folder))
+
+
+def test_a_run_is_rewarded_by_a_model_whose_worker_is_killed(
+    tmp_path: Path, local_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost, and every reward is what the model gives the completion alone."""
+    write_classifier(tmp_path / "judge")
+    changes = (
+        "stop={maxSteps: 4}",
+        "warmStart=null",
+        "task.evaluation={samples: 8, everySteps: 2}",
+        "task.rewards=[{rule: model, weight: 2}]",
+        f"task.rewardModel={{source: {tmp_path / 'judge'}, cpu: 0.5}}",
+        "algorithm.promptsPerStep=8",
+    )
+    run = load_run(EXAMPLES / "quickstart.yaml", changes)
+    workers: list[Any] = []
+    pids: list[int] = []
+    trained: list[tuple[int, Trajectory]] = []
+    launch, next_part = TaskWorkers.launch, Actors.next_part
+
+    def launched(*args: Any) -> TaskWorkers:
+        found = launch(*args)
+        workers.extend(found.reward_models)
+        return found
+
+    def taken(actors: Actors, begin: int, end: int, meanwhile: Any) -> Batch:
+        pids.append(pid_of(workers[0]))
+        if len(pids) == 2:
+            os.kill(pids[-1], signal.SIGKILL)
+        batch = next_part(actors, begin, end, meanwhile)
+        for group, payload in zip(
+            batch.groups, fetch_payloads([one.payload for one in batch.groups]), strict=True
+        ):
+            trained.extend((group.group_id, one) for one in unpack(payload))
+        return batch
+
+    monkeypatch.setattr(TaskWorkers, "launch", launched)
+    monkeypatch.setattr(Actors, "next_part", taken)
+    with (
+        StopRequest() as stop,
+        RunFolder(tmp_path / "run") as folder,
+        (tmp_path / "console.txt").open("w") as stream,
+        Console(run.name, max_steps=4, stream=stream) as console,
+    ):
+        summary = train(run, folder, console, stop)
+    assert len(set(pids)) == 2
+    assert (summary["groups_dropped"], len(summary["reward_curve"])) == ({}, 4)
+    assert run.spec.task.reward_model is not None
+    model, tokenizer = (
+        RewardModel(tmp_path / "judge", run.spec.task.reward_model),
+        load_tokenizer(tmp_path / "judge"),
+    )
+    task = load_task(run.spec.task, run.spec.seed, heldout=8)
+    asked = []
+    for index, one in trained:
+        said = one.tokens[one.mask].tolist()
+        text = tokenizer.decode(said[:-1] if said[-1] in tokenizer.stop_ids else said)
+        asked.append(Completion.of(task.prompt(index), text))
+    assert len(asked) == 4 * 8 * run.spec.algorithm.group_size
+    wanted = [2 * float(model.score([one])[0]) for one in asked]
+    assert [one.reward for _, one in trained] == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
+def test_a_reward_model_that_hangs_is_replaced(tmp_path: Path, local_ray: None) -> None:
+    class Hanging:
+        """Hangs once: its second life, which the file tells it of, scores."""
+
+        def __init__(self, told: Path) -> None:
+            self.hangs = not told.exists()
+            told.touch()
+
+        def ready(self) -> float:
+            return 0.0
+
+        def score(self, completions: Any) -> list[float]:
+            while self.hangs:
+                signal.pause()
+            return [1.0] * len(completions)
+
+    actor = ray.remote(Hanging).options(num_cpus=0, max_restarts=-1).remote(tmp_path / "told")
+    scorer = WorkerScorer(actor, "reward model 0", 0.5, 0.0, start=1.0)
+    with pytest.raises(LostError):
+        scorer.score([Completion(0, "q", None, "", "a")])
+    assert scorer.score([Completion(0, "q", None, "", "a")]) == [1.0]
+    ray.kill(actor)

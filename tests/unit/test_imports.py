@@ -86,6 +86,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_trainer.observe.tensorboard_events": {"tensorboard"},
         "rl_trainer.program.run": {"torch"},
         "rl_trainer.rollout.engines.library": {"transformers"},
+        "rl_trainer.rollout.reward_model": {"transformers"},
         "rl_generate.source": {"fsspec"},
         "rl_trainer.storage.remote_folder": {"fsspec"},
         "rl_trainer.tasks.sources": {

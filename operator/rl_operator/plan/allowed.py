@@ -42,9 +42,13 @@ def not_allowed(
         given = (own, _default(profile, "scheduling", name))
         if value is not None and names is not None and value not in (*names, *given):
             yield _problem(("spec", "scheduling", name), title, value, names)
-    source, sources = spec.given_model.source if spec.given_model is not None else None, allow.model_sources
-    if source is not None and sources is not None and not place_matches(sources, source):
-        yield _problem(("spec", "model", "source"), title, source, sources)
+    sources, judge = (
+        allow.model_sources,
+        spec.given_task.reward_model if spec.given_task is not None else None,
+    )
+    for field, model in ((("model",), spec.given_model), (("task", "rewardModel"), judge)):
+        if model is not None and sources is not None and not place_matches(sources, model.source):
+            yield _problem(("spec", *field, "source"), title, model.source, sources)
     storage = spec.checkpoint.storage if spec.checkpoint is not None else None
     place, places = storage.s3 if storage is not None else None, allow.storage.s3
     given = _default(profile, "checkpoint", "storage", "s3")

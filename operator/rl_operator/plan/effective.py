@@ -190,7 +190,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     ("task",): {
         **{"tools": [], "chatTemplateKwargs": {}, "observationRole": "user"},
         **{"secrets": [], "isolation": "shared", "resources": None},
-        **{"dataset": None, "onLongPrompt": "drop", "simulators": None},
+        **{"dataset": None, "onLongPrompt": "drop", "simulators": None, "rewardModel": None},
     },
     ("sampler",): {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},

@@ -12,7 +12,7 @@ from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.roles import ResourcesSpec
 from rl_api.run import RunSpec
 from rl_api.sizes.memory import PROCESS_OVERHEAD
-from rl_api.task import CodeResourcesSpec, SimulatorsSpec
+from rl_api.task import CodeResourcesSpec, WorkersSpec
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER
 from rl_operator.model.needs import Needs
 from rl_operator.model.settings import Settings
@@ -180,7 +180,7 @@ class RoleMaker:
         *,
         code: CodeResourcesSpec | None = None,
         large_head: bool = False,
-        beside: Sequence[SimulatorsSpec] = (),
+        beside: Sequence[WorkersSpec] = (),
     ) -> Role:
         """A role; `accelerators` of a pod in a pool that has some, where nobody says. A head computes little, unless it is
         `large_head`, or has workers `beside` it."""

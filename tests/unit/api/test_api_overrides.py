@@ -101,8 +101,8 @@ def test_values_go_where_they_belong(texts: list[str], path: tuple[str | int, ..
         ("sampler.replica=2", "spec.sampler.replica: unknown field, did you mean replicas?"),
         (
             "replicas=2",
-            "spec.replicas: unknown field, did you mean spec.task.simulators.replicas, spec.sampler.replicas or "
-            "spec.learner.replicas?",
+            "spec.replicas: unknown field, did you mean spec.task.simulators.replicas, "
+            "spec.task.rewardModel.replicas or spec.sampler.replicas?",
         ),
         ("groupsize=2", "spec.groupsize: unknown field, did you mean spec.algorithm.groupSize?"),
         ("algorithm.7=2", None),

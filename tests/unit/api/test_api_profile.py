@@ -127,8 +127,8 @@ def test_a_full_profile_is_valid() -> None:
         (
             {"defaults": {"replicas": 2}},
             [
-                "spec.defaults.replicas: unknown field, did you mean task.simulators.replicas, sampler.replicas or "
-                "learner.replicas?"
+                "spec.defaults.replicas: unknown field, did you mean task.simulators.replicas, "
+                "task.rewardModel.replicas or sampler.replicas?"
             ],
         ),
         (

@@ -158,8 +158,15 @@ def test_rewards_of_every_rule_are_valid() -> None:
         {"rule": "task"},
         {"rule": "function", "function": "my.rewards:score", "timeout": "2s"},
         {"rule": "fraction"},
+        {"rule": "model", "right": 2},
     ]
-    assert broken(task=GOOD["spec"]["task"] | {"rewards": rewards}) == []
+    model = {
+        "source": "org/judge",
+        "kind": "judge",
+        "answers": ["Yes", "No"],
+        "template": "{prompt} {completion}?",
+    }
+    assert broken(task=GOOD["spec"]["task"] | {"rewards": rewards, "rewardModel": model}) == []
 
 
 @pytest.mark.parametrize("pattern", ["[0-9", "(?:" + "(a{0,999}){0,999}" * 40 + ")", "[[a-z]--[aeiou]]"])
@@ -231,6 +238,8 @@ def test_folders_of_checkpoints_on_a_cluster(path: str, good: bool) -> None:
 )
 def test_models_on_a_cluster(source: str, good: bool) -> None:
     assert on_a_cluster(model={"source": source}) == ["spec.model.source"] * (not good)
+    task = GOOD["spec"]["task"] | {"rewards": [{"rule": "model"}], "rewardModel": {"source": source}}
+    assert on_a_cluster(task=task) == ["spec.task.rewardModel.source"] * (not good)
 
 
 PLAIN: st.SearchStrategy[Any] = st.recursive(

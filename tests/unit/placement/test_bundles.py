@@ -30,6 +30,18 @@ def test_every_actor_has_a_bundle_of_its_own():
     ]
 
 
+def test_reward_models_have_bundles_of_their_own():
+    model = {"source": "org/judge", "replicas": 2, "cpu": 2.5}
+    task = {
+        "environment": "reasoning-gym",
+        "name": "chain_sum",
+        "rewards": [{"rule": "model"}],
+        "rewardModel": model,
+    }
+    found = bundles(spec(task=task), marked=("head", "learner", "sampler"))
+    assert found[1:3] == [Bundle(f"reward model {n}", 2.5, role="head") for n in (0, 1)]
+
+
 def test_simulators_are_with_the_head():
     task = {"environment": "tool-use", "name": "calculator", "simulators": {"replicas": 2, "cpu": 1.5}}
     for marked in ((), ("head", "learner", "sampler")):

@@ -12,7 +12,12 @@ import torch
 
 from rl_api.errors import ModelError, RewardError, TaskError
 from rl_trainer.model.chat import Chat
-from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
+from rl_trainer.rollout.engines.base import (
+    GenerationProgress,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
 from rl_trainer.rollout.loop import GroupFailure, GroupRollout, PromptTooLong, Rollouts
 from rl_trainer.tasks import Prompt, Score, StepResult
 
@@ -71,6 +76,10 @@ class ScriptedEngine:
             results.append(GenerationResult(request.id, tokens, logprobs, versions, reason))
         self.queue = []
         return results
+
+    def interrupt(self, ids: Sequence[Hashable]) -> list[GenerationProgress]:
+        self.abort(ids)
+        return []
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         self.version = version
@@ -380,3 +389,72 @@ def test_a_group_that_is_not_wanted_any_more_waits_for_nothing():
     flow.abort(lambda key: True)
     task.asked[0].set_result(StepResult("=4"))
     assert (flow.advance(), flow.waiting_for_tools) == ([], 0)
+
+
+@dataclass
+class ScoredLater(FakeTask):
+    """Scores when the test says so."""
+
+    asked: list[tuple[str, Future[Score]]] = field(default_factory=list)
+
+    def score(self, prompt: Prompt, completion: str) -> Future[Score]:  # type: ignore[override]
+        self.asked.append((completion, Future()))
+        return self.asked[-1][1]
+
+
+def test_decoding_goes_on_while_scores_are_awaited():
+    now, woken = [0.0], []
+    engine, task = ScriptedEngine({"q": ["a", "bb"], "r": ["c", "dd"]}), ScoredLater()
+    flow = rollouts(engine, task, clock=lambda: now[0], wake=lambda: woken.append(True))
+    flow.start("first", prompt(), 2, PARAMS, seed=0)
+    assert flow.advance() == []
+    assert (flow.groups, flow.members_in_engine, flow.waiting_for_tools) == (1, 0, 0), "their slots are free"
+    assert not flow.may_advance
+    flow.start("second", prompt(8, "r"), 2, PARAMS, seed=0)
+    assert flow.advance() == []
+    assert [text for text, _ in task.asked] == ["a", "bb", "c", "dd"]
+    now[0] = 3.0
+    for number, (_, score) in enumerate(task.asked[:2]):
+        score.set_result(Score(float(number), False))
+    assert woken == [True, True] and flow.reply_is_due
+    (group,) = flow.deliver_scores()
+    assert group.key == "first"
+    assert [member.score.reward for member in group.members] == [0.0, 1.0]
+    assert group.awaited_seconds == 3.0
+    task.asked[2][1].set_exception(RewardError("the model is gone"))
+    task.asked[3][1].set_result(Score(1.0, True))
+    (failed,) = flow.advance()
+    assert isinstance(failed, GroupFailure)
+    assert (failed.key, str(failed.error)) == ("second", "the model is gone")
+    assert flow.groups == 0
+
+
+def test_the_end_of_a_dialogue_is_scored_later_too():
+    engine, task = ScriptedEngine({"q": ["2+2"], "q2+2\0=4": ["4"]}), LaterTask()
+    flow = rollouts(engine, task, max_turns=4)
+    flow.start("t", prompt(), 1, PARAMS, seed=0)
+    flow.advance()
+    score: Future[Score] = Future()
+    task.asked[0].set_result(StepResult(done=True, score=score))
+    assert flow.advance() == []
+    assert flow.hand_over(lambda key: True) == [], "what the environment knows stays here"
+    score.set_result(Score(0.5, False))
+    (group,) = flow.advance()
+    assert group.members[0].score == Score(0.5, False)
+
+
+def test_a_score_that_is_awaited_is_asked_for_again_where_its_group_goes():
+    engine, task = ScriptedEngine({"q": ["a"]}), ScoredLater()
+    first, second = rollouts(engine, task), rollouts(ScriptedEngine({}), task)
+    first.start("t", prompt(), 2, PARAMS, seed=0)
+    first.advance()
+    (begun,) = first.hand_over(lambda key: True)
+    task.asked[0][1].set_result(Score(7.0, False))
+    assert (first.advance(), first.groups) == ([], 0)
+    second.start("t", prompt(), 2, PARAMS, 0, begun.members)
+    assert [text for text, _ in task.asked] == ["a"] * 4
+    for _, score in task.asked[2:]:
+        score.set_result(Score(0.5, False))
+    (group,) = second.advance()
+    assert [member.score.reward for member in group.members] == [0.5, 0.5]
+    assert second.engine.seeds == [], "nothing is sampled again"

@@ -191,6 +191,7 @@ class Measurements:
         self._means["prefill"].add(numbers["prefill_seconds"], numbers["prefill_tokens"])
         self._means["tool"].add(numbers["tool_seconds"], 0.0)
         self._reads_again = bool(numbers.get("reads_again", False))
+        self._means["score"].add(numbers.get("score_seconds", 0.0), 0.0)  # by models in workers of their own
         self._remember("sampler", numbers)
 
     def _learned(self, told: Sequence[Span], tokens: int) -> None:

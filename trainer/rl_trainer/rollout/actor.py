@@ -86,6 +86,7 @@ class SamplerActor(Worker):
             heldout=heldout,
             data=data,
             simulators=workers.targets(spec),
+            scorers=workers.scorers(spec),
             caller=rank,
         )
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
@@ -204,6 +205,7 @@ class SamplerActor(Worker):
 
     def _run(self) -> None:
         while not self._delivery.leaves and self._supply.hear(self._loaded):
+            self._hand_on(self.rollouts.deliver_scores())  # whoever has the device
             begun = self.rollouts.may_advance
             needed = bool(begun or self._supply.held or self._evaluations.waits)
             ours = self._device.is_ours(needed, begun, self._can_move)
@@ -342,8 +344,14 @@ class SamplerActor(Worker):
 
     def _advance(self) -> None:
         self._stretch.begin()
+        self._hand_on(self.rollouts.advance())
+        if self._stretch.is_long:
+            self._stretch.end()
+
+    def _hand_on(self, groups: Sequence[GroupRollout | GroupFailure]) -> None:
+        """What is complete goes to the buffer, or to who has asked for it."""
         done: list[Group] = []
-        for group in self.rollouts.advance():
+        for group in groups:
             if isinstance(group, GroupFailure):
                 self._failed(group)
             elif isinstance(group.key, Ticket):
@@ -352,8 +360,6 @@ class SamplerActor(Worker):
                 self._answered(group)
         if done:
             self._delivery.put(done)
-        if self._stretch.is_long:
-            self._stretch.end()
 
     def _finished(self, ticket: Ticket, group: GroupRollout) -> Group:
         self._stretch.scored(group.score_seconds)

@@ -30,6 +30,7 @@ from rl_trainer.rollout.engines.base import (
 )
 from rl_trainer.tasks import Prompt, Score, StepResult, Task
 from rl_trainer.tasks.environments.episode import Episode
+from rl_trainer.tasks.types import Scored
 from rl_trainer.trajectory import Trajectory
 
 # What a reward, an environment or its words can be the reason of.
@@ -72,6 +73,8 @@ class GroupRollout:
     open_members: int
     score_seconds: float = 0.0
     tool_seconds: float = 0.0  # that its members waited for their environments, all together
+    last_asked: float | None = None  # when the last of its members was given to a model that scores it
+    awaited_seconds: float = 0.0  # that it waited for such scores, once nothing else was left to do
 
     def trajectories(self) -> list[Trajectory]:
         """The members, as far as they are."""
@@ -107,7 +110,7 @@ class Rollouts:
 
     Attributes:
         clock: monotonic seconds; tool replies wait on it without stopping the other members.
-        wake: called, on any thread, when an environment that answers later has done so.
+        wake: called, on any thread, when an environment or a model that answers later has done so.
     """
 
     engine: Engine
@@ -120,6 +123,7 @@ class Rollouts:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _due: list[tuple[float, int, int, str]] = field(default_factory=list)
     _awaited: list[tuple[int, int, Future[StepResult]]] = field(default_factory=list)
+    _asked: list[tuple[int, int, Future[Score]]] = field(default_factory=list)
     _complete: list[GroupRollout | GroupFailure] = field(default_factory=list)
 
     @property
@@ -163,8 +167,11 @@ class Rollouts:
                 group.members = [
                     replace(member, seed=_key(prompt, m, seed)) for m, member in enumerate(begun)
                 ]
-            unfinished = [m for m, member in enumerate(group.members) if member.score is None]
-            group.open_members = len(unfinished)
+            unscored = [m for m, member in enumerate(group.members) if member.score is None]
+            group.open_members = len(unscored)
+            unfinished = [m for m in unscored if group.members[m].turns == 0]
+            for m in set(unscored).difference(unfinished):  # whoever began it had still to hear its score
+                self._finish(number, m, self.task.score(prompt, group.members[m].text))
             try:
                 self.engine.add([self._request(number, m) for m in unfinished])
             except TaskError as error:
@@ -179,6 +186,16 @@ class Rollouts:
             for result in self.engine.step():
                 self._take(result)
             self._deliver_replies()
+        return self.deliver_scores()
+
+    def deliver_scores(self) -> list[GroupRollout | GroupFailure]:
+        """Takes the scores that have come; returns as `advance`. The engine is left alone."""
+        for entry in [entry for entry in self._asked if entry[2].done()]:
+            if entry in self._asked:  # else its group was forgotten in this very loop
+                self._asked.remove(entry)
+                number, m, score = entry
+                with self._alone(number):
+                    self._finish(number, m, score.result())
         finished, self._complete = self._complete, []
         return finished
 
@@ -189,8 +206,8 @@ class Rollouts:
 
     @property
     def reply_is_due(self) -> bool:
-        """Whether a tool's answer, or a group that failed as it began, can be handed on now."""
-        if self._complete or any(answer.done() for _, _, answer in self._awaited):
+        """Whether a tool's answer, a score, or a group that failed as it began, can be handed on now."""
+        if self._complete or any(answer.done() for _, _, answer in (*self._awaited, *self._asked)):
             return True
         return bool(self._due) and self._due[0][0] <= self.clock()
 
@@ -212,6 +229,7 @@ class Rollouts:
             if wanted(group.key) and all(member.environment is None for member in group.members)
         ]
         groups = {number: self._groups.pop(number) for number in numbers}
+        self._asked = [entry for entry in self._asked if entry[0] not in groups]
         ids = [(number, m) for number, group in groups.items() for m in range(len(group.members))]
         for found in self.engine.interrupt(ids):
             number, m = cast(tuple[int, int], found.id)
@@ -282,7 +300,7 @@ class Rollouts:
         group = self._groups[number]
         member = group.members[m]
         if member.environment is None:
-            self._finish(number, member, self.task.score(group.prompt, text))
+            self._finish(number, m, self.task.score(group.prompt, text))
             return
         reply = member.environment.step(text)
         if isinstance(reply, Future):
@@ -298,7 +316,7 @@ class Rollouts:
         assert member.environment is not None
         room = group.params.max_new_tokens - len(member.versions)
         if reply.done or member.turns >= self.max_turns or room < 1 or member.truncated:
-            self._finish(number, member, reply.score or member.environment.final_score())
+            self._finish(number, m, reply.score or member.environment.final_score())
         else:
             group.tool_seconds += reply.delay_seconds
             heapq.heappush(self._due, (self.clock() + reply.delay_seconds, number, m, reply.observation))
@@ -324,19 +342,28 @@ class Rollouts:
             # No room for it and one more token: the dialogue ends with the model's last turn.
             assert member.environment is not None
             member.truncated = True
-            self._finish(number, member, member.environment.final_score())
+            self._finish(number, m, member.environment.final_score())
             return
         member.text += observation
         member.tokens.extend(tokens)
         member.sampled.extend([False] * len(tokens))
         self.engine.add([self._request(number, m)])
 
-    def _finish(self, number: int, member: Member, score: Score) -> None:
+    def _finish(self, number: int, m: int, score: Scored) -> None:
+        """A member has said all it will; its score may be on its way."""
         group = self._groups[number]
+        member = group.members[m]
+        if isinstance(score, Future):
+            group.last_asked = self.clock()
+            self._asked.append((number, m, score))
+            score.add_done_callback(lambda _: self.wake())
+            return
         member.score = score
         member.environment = None
         group.open_members -= 1
         if group.open_members == 0:
+            if group.last_asked is not None:
+                group.awaited_seconds = self.clock() - group.last_asked
             self._complete.append(self._groups.pop(number))
 
     def _forget(self, number: int) -> None:
@@ -345,6 +372,7 @@ class Rollouts:
         self._due = [entry for entry in self._due if entry[1] != number]
         heapq.heapify(self._due)
         self._awaited = [entry for entry in self._awaited if entry[0] != number]
+        self._asked = [entry for entry in self._asked if entry[0] != number]
 
 
 def _key(prompt: Prompt, m: int, seed: int) -> int:

@@ -61,6 +61,7 @@ class SamplerMeter:
             **self._process.drain(),
             tool_seconds=group.tool_seconds,
             turns=sum(member.turns for member in group.members),
+            score_seconds=group.awaited_seconds,
             weights=self._weights,
             cache_bytes_per_token=self._cached_token,
             reads_again=self._engine.reads_again,

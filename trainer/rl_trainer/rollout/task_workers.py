@@ -1,7 +1,9 @@
-"""Workers for what is not decoding: simulators of environments, as actors with a number and a place of their own.
+"""Workers for what is not decoding: simulators of environments and models that score, as actors with a number and a place of
+their own.
 
-A sampler asks them through a `WorkerTarget` for each, on a thread for each (`tasks/environments/simulated.py`): it decodes
-meanwhile. A worker that hangs or dies is replaced, and what was under way there is played again (`LostError`).
+A sampler asks them through a `WorkerTarget` or `WorkerScorer` for each, on a thread for each
+(`tasks/environments/simulated.py`, `tasks/scoring.py`): it decodes meanwhile. A worker that hangs or dies is replaced, and
+what was under way there is played or scored again (`LostError`).
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_api.task import TaskSpec
 from rl_trainer.flow.calls import answer
+from rl_trainer.flow.named_class import named_class
+from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.tasks.answers import CallError, LostError
 from rl_trainer.tasks.environments.targets import environment_target
 from rl_trainer.tasks.killable import KillableProcess, Target
 from rl_trainer.tasks.process import START_SECONDS
+from rl_trainer.tasks.scoring import Completion, Scorer
 
 # For a worker to import what it is to run.
 READY_SECONDS = 600.0
@@ -103,30 +108,94 @@ class WorkerTarget:
             self.epoch += 1
 
 
+class WorkerScorer:
+    """A `RewardModelActor` (`reward_actor.py`) as a sampler calls it, from one thread.
+
+    Args:
+        actor: the worker.
+        name: of it, for errors.
+        seconds: deadline of one call.
+        patience: seconds for what others have asked before.
+        start: seconds for a worker to be started anew, without loading the model.
+    """
+
+    def __init__(
+        self, actor: Any, name: str, seconds: float, patience: float, start: float = START_SECONDS
+    ) -> None:
+        self._actor, self._name, self._limit = actor, name, seconds + patience + start
+        self._loading: float | None = None
+
+    def score(self, completions: Sequence[Completion]) -> list[float | str]:
+        """See `Scorer.score`."""
+        try:
+            if self._loading is None:
+                call = self._actor.ready.remote()
+                self._loading = float(answer(call, self._name, "loading its model", READY_SECONDS))
+            # Others may have had it replaced: it loads then.
+            limit = self._limit + 2 * self._loading
+            found: list[float | str] = answer(
+                self._actor.score.remote(completions), self._name, "scoring", limit
+            )
+        except ActorDied:  # Ray starts it again
+            self._loading = None
+            raise LostError from None
+        except DeadlineExceeded:
+            ray.kill(self._actor, no_restart=False)
+            self._loading = None
+            raise LostError from None
+        return found
+
+
 @dataclass(frozen=True)
 class TaskWorkers:
     """The workers of a run. Whoever has this can ask them; they end with the run's driver."""
 
     simulators: tuple[Any, ...] = ()
+    reward_models: tuple[Any, ...] = ()
+    opened: SharedFolder | None = None  # by reward models, also by those that are started again
 
     @classmethod
-    def launch(cls, spec: RunSpec, reservation: Reservation, search: Path | None) -> TaskWorkers:
-        """Starts them in their bundles; returns at once."""
-        count = 0 if spec.task.simulators is None else spec.task.simulators.replicas
-        remote = ray.remote(SimulatorActor)
-        return cls(
-            tuple(
-                remote.options(max_restarts=-1, **reservation.options(f"simulator {rank}")).remote(
-                    spec.task, search
-                )
-                for rank in range(count)
+    def launch(
+        cls,
+        spec: RunSpec,
+        reservation: Reservation,
+        search: Path | None,
+        reward_model: SharedFolder | None = None,
+    ) -> TaskWorkers:
+        """Starts them in their bundles; returns at once. `reward_model`: what `task.rewardModel` names."""
+
+        def start(actor: Any, kind: str, *args: Any) -> tuple[Any, ...]:
+            workers, remote = spec.task.workers.get(kind), ray.remote(actor)
+            return tuple(
+                remote.options(max_restarts=-1, **reservation.options(f"{kind} {rank}")).remote(*args)
+                for rank in range(0 if workers is None else workers.replicas)
             )
+
+        judged = ("reward model", spec.task.reward_model, reward_model)
+        return cls(
+            start(SimulatorActor, "simulator", spec.task, search),
+            # By name: the driver has no torch.
+            start(named_class("rl_trainer.rollout.reward_actor", "RewardModelActor"), *judged),
+            reward_model,
         )
 
     def wait_ready(self) -> None:
-        """Returns when they have loaded what they run. Raises as `answer` does."""
+        """Returns when they have loaded what they run. Raises as `answer` does, and ModelError."""
         for rank, actor in enumerate(self.simulators):
             answer(actor.ready.remote(), f"simulator {rank}", "loading its environment", READY_SECONDS)
+        for rank, actor in enumerate(self.reward_models):
+            answer(actor.ready.remote(), f"reward model {rank}", "loading its model", READY_SECONDS)
+
+    def scorers(self, spec: RunSpec) -> list[Scorer]:
+        """The models that score, as one sampler calls them."""
+        model = spec.task.reward_model
+        if model is None:
+            return []
+        seconds = model.timeout.seconds
+        return [
+            WorkerScorer(actor, f"reward model {rank}", seconds, seconds * spec.sampler.replicas)
+            for rank, actor in enumerate(self.reward_models)
+        ]
 
     def targets(self, spec: RunSpec) -> list[Target]:
         """The simulators, as one sampler calls them."""

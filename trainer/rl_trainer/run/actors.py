@@ -65,11 +65,13 @@ class Actors:
         warn: Callable[[str], None],
         begun: Callable[[Samplers], object] = lambda samplers: None,
         weights: Callable[[Learners], SharedFolder] | None = None,
+        reward_model: Path | None = None,
     ) -> Actors:
         """Starts all of them; returns when they have loaded model and task.
 
         `data`: what the task's file or data set holds. `begun`: is told of the samplers before they are waited for, whatever
-        becomes of them. `weights`: finds out what is opened instead of `model`.
+        becomes of them. `weights`: finds out what is opened instead of `model`. `reward_model`: the folder of
+        `task.rewardModel`.
         """
         limit = spec.retry.liveness_timeout.seconds
         buffer = Buffer.create(
@@ -99,7 +101,8 @@ class Actors:
         if swapped:  # before samplers are there, which find the devices free and take their memory
             learners.start(folder)
             learners.offload()
-        workers = TaskWorkers.launch(spec, placement.reservation, search)
+        judge = None if reward_model is None else share_folder(reward_model)
+        workers = TaskWorkers.launch(spec, placement.reservation, search, judge)
         samplers = Samplers(
             spec, folder, buffer, placement, search, data, tell=tell, warn=warn, watch=watch, workers=workers
         )

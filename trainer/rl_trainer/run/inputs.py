@@ -10,6 +10,7 @@ from typing import Any
 from rl_api import RunSpec
 from rl_api.errors import ModelError
 from rl_api.sizes.shape import ModelShape, model_shape
+from rl_api.task import TaskSpec
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.config import read_json
 from rl_trainer.model.resolve import resolve_model
@@ -37,6 +38,7 @@ class Inputs:
         data: what the task's file or data set holds, for the samplers, which need no access to where it is.
         left_out: a sentence on the prompts that do not fit; empty: all do.
         shape: of the model; None: of a family that is not known.
+        reward_model: a local folder with what `task.rewardModel` names.
     """
 
     model: Path
@@ -48,6 +50,7 @@ class Inputs:
     data: PromptData | None = None
     left_out: str = ""
     shape: ModelShape | None = None
+    reward_model: Path | None = None
 
 
 def load_inputs(
@@ -94,7 +97,9 @@ def load_inputs(
     screen = Screen(chat, min(rooms, default=None) if drop else None)
     found = screened(task, screen) if drop else Screened(heldout)
     lineage = lineage_of(spec, search, data)
-    return Inputs(model, chat, task, found.heldout, lineage, screen, data, found.sentence, _shape(model))
+    judge = _reward_model(spec.task, cache, spec.seed, tell)
+    held = found.heldout
+    return Inputs(model, chat, task, held, lineage, screen, data, found.sentence, _shape(model), judge)
 
 
 def _shape(model: Path) -> ModelShape | None:
@@ -102,3 +107,13 @@ def _shape(model: Path) -> ModelShape | None:
         return model_shape(read_json(model / "config.json"))
     except ModelError:  # the library opens more families than are known by their configuration
         return None
+
+
+def _reward_model(task: TaskSpec, cache: Path, seed: int, tell: Callable[[str], None]) -> Path | None:
+    model = task.reward_model
+    if model is None:
+        return None
+    try:
+        return resolve_model(model.source, cache, None, seed, model.revision, tell)
+    except ModelError as error:
+        raise ModelError(f"task.rewardModel: {str(error).removeprefix('model.source: ')}") from None

@@ -180,6 +180,7 @@ class Session(Attempt):
             # Before they are waited for: a sampler has its server while others still load, or fail to.
             begun=lambda samplers: self._stack.callback(self._give_back, samplers.close),
             weights=weights,
+            reward_model=self.inputs.reward_model,
         )
         if sentence := self.checkpoints.ask_learners(self.actors.learners.reach):
             self.console.warning(sentence)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl_api.errors import TaskError
+from rl_api.errors import RewardError, TaskError
 from rl_api.task import SOCKET_VARIABLE, TaskSpec
 from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
 from rl_trainer.tasks.environments.simulated import Lane, SimulatedEpisode
@@ -19,10 +20,11 @@ from rl_trainer.tasks.reasoning_gym import ReasoningGym
 from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, full
 from rl_trainer.tasks.rows import PromptData, Row, SplitRows
 from rl_trainer.tasks.rules import exact_match
+from rl_trainer.tasks.scoring import Completion, ScoreLane, Scorer, then
 from rl_trainer.tasks.sources import read_data
 from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, Split, derive_seed
 from rl_trainer.tasks.templates import Template
-from rl_trainer.tasks.types import HELDOUT_INDEX, Message, Prompt, Score, Segment
+from rl_trainer.tasks.types import HELDOUT_INDEX, Message, Prompt, Score, Scored, Segment
 from rl_trainer.tasks.user_code import as_number
 
 MOST_DIALOGUES = 2**40
@@ -69,6 +71,7 @@ class Task:
         rewards: the parts of the reward.
         maker: the environment's class, None for single turns.
         lanes: to the workers in which dialogues are stepped; none: where `maker` is.
+        scorers: to the workers that score, for rule model; none: nothing is scored by it here.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Task:
         rewards: Rewards,
         maker: EnvironmentMaker | None = None,
         lanes: Sequence[Lane] = (),
+        scorers: Sequence[ScoreLane] = (),
     ) -> None:
         self._lanes = lanes
+        self._next_scorer = itertools.cycle(scorers)
         self._spec, self._seed, self._split, self._count = spec, seed, split, heldout
         self._rewards, self._maker = rewards, maker
         self._name = spec.name or spec.file or (spec.dataset.name if spec.dataset else spec.environment)
@@ -116,8 +121,9 @@ class Task:
         held = self._split.heldout()[:count]
         return [replace(prompt, index=HELDOUT_INDEX + number) for number, prompt in enumerate(held)]
 
-    def score(self, prompt: Prompt, completion: str) -> Score:
-        """What a completion of a single turn is worth. RewardError: a reward raised, hung or gave no number."""
+    def score(self, prompt: Prompt, completion: str) -> Scored:
+        """What a completion of a single turn is worth; a future with rule model. RewardError: a reward raised, hung or gave
+        no number."""
         return self._scored(prompt, completion, (), None)
 
     def solution(self, prompt: Prompt) -> list[Segment]:
@@ -168,12 +174,22 @@ class Task:
                 segments.append(Segment(result.observation, trained=False))
         return segments
 
-    def _scored(self, prompt: Prompt, completion: str, turns: Sequence[str], own: float | None) -> Score:
+    def _scored(self, prompt: Prompt, completion: str, turns: Sequence[str], own: float | None) -> Scored:
         if own is None and not prompt.solved:
             own = self._rewards.own_score(prompt, completion)
         parts = self._rewards.evaluate(prompt, completion, turns, own)
         exact = exact_match(completion, prompt.answer) if prompt.solved else full(own or 0.0)
-        return Score(sum(parts.values()), exact, parts)
+        if not self._rewards.asks_model:
+            return Score(sum(parts.values()), exact, parts)
+
+        def whole(value: float) -> Score:
+            shares = {**parts, **self._rewards.of_model(value)}
+            return Score(sum(shares.values()), exact, shares)
+
+        scorer = next(self._next_scorer, None)
+        if scorer is None:
+            raise RewardError("task.rewardModel: there are no workers here that could score by it")
+        return then(scorer.submit(Completion.of(prompt, completion)), whole)
 
     def _check_answers(self, first: Prompt) -> None:
         wrong = [rule.rule for rule in self._spec.rewards if rule.rule in NEEDS_ANSWER]
@@ -193,6 +209,7 @@ def load_task(
     heldout: int | None = None,
     data: PromptData | None = None,
     simulators: Sequence[Target] = (),
+    scorers: Sequence[Scorer] = (),
     caller: int = 0,
 ) -> Task:
     """The task that `spec` describes.
@@ -205,6 +222,7 @@ def load_task(
             evaluation. Every process of a run must give the same.
         data: what the task's file or data set holds, where it has been read: one process of a run reads it for all.
         simulators: workers in which dialogues are stepped, each as `environment_target` makes one; none: here.
+        scorers: workers that score, for rule model; none: nothing can be scored by it here.
         caller: who of those that ask the simulators this is.
 
     Raises:
@@ -220,20 +238,31 @@ def load_task(
         )
     if data is None:
         data = read_data(spec, search)
+    score_lanes = _score_lanes(spec, scorers)
     match spec.environment:
         case "reasoning-gym":
-            return _load_generator(spec, seed, search, heldout, process)
+            return _load_generator(spec, seed, search, heldout, process, score_lanes)
         case "prompts":
             assert data is not None, "environment prompts has a file or a data set"
-            return _load_file(spec, seed, search, heldout, process, data)
+            return _load_file(spec, seed, search, heldout, process, data, score_lanes)
         case "tool-use" | "gymnasium":
             maker = _maker(spec, environment_target(spec, search, process))
             lanes = [Lane(_maker(spec, one, caller * MOST_DIALOGUES)) for one in simulators]
-            return _load_environment(spec, seed, search, heldout, process, data, maker, lanes)
+            return _load_environment(spec, seed, search, heldout, process, data, maker, lanes, score_lanes)
+
+
+def _score_lanes(spec: TaskSpec, scorers: Sequence[Scorer]) -> list[ScoreLane]:
+    model = spec.reward_model
+    return [] if model is None else [ScoreLane(model.source, one, model.batch_size) for one in scorers]
 
 
 def _load_generator(
-    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess
+    spec: TaskSpec,
+    seed: int,
+    search: Path | None,
+    heldout: int,
+    process: KillableProcess,
+    score_lanes: Sequence[ScoreLane],
 ) -> Task:
     source, prompts = ReasoningGym(spec.name or "", spec.args), PromptMaker(spec)
     scorer = process.target(ReasoningGym, spec.name or "", spec.args)
@@ -250,11 +279,17 @@ def _load_generator(
         )
 
     split = EndlessSplit(draw, seed, heldout, f"task: generator {spec.name} with these arguments")
-    return Task(spec, seed, split, heldout, rewards)
+    return Task(spec, seed, split, heldout, rewards, scorers=score_lanes)
 
 
 def _load_file(
-    spec: TaskSpec, seed: int, search: Path | None, heldout: int, process: KillableProcess, data: PromptData
+    spec: TaskSpec,
+    seed: int,
+    search: Path | None,
+    heldout: int,
+    process: KillableProcess,
+    data: PromptData,
+    score_lanes: Sequence[ScoreLane],
 ) -> Task:
     prompts = PromptMaker(spec)
     rewards = Rewards(spec.rewards, search, None, process)
@@ -268,7 +303,7 @@ def _load_file(
         return prompts.make(item.question, item.answer, item.fields, item.fields)
 
     split = FiniteSplit(PromptSet(data.rows, make), seed, heldout, _source(spec), data.split)
-    return Task(spec, seed, split, heldout, rewards)
+    return Task(spec, seed, split, heldout, rewards, scorers=score_lanes)
 
 
 def _source(spec: TaskSpec) -> str:
@@ -285,6 +320,7 @@ def _load_environment(
     data: PromptData | None,
     maker: EnvironmentMaker,
     lanes: Sequence[Lane],
+    score_lanes: Sequence[ScoreLane],
 ) -> Task:
     name = spec.name or ""
     prompts = PromptMaker(spec)
@@ -297,7 +333,7 @@ def _load_environment(
     if data is not None:
         made = PromptSet(data.rows, lambda row: make(row.fields, f"item at {row.where}"))
         split = FiniteSplit(made, seed, heldout, _source(spec), data.split)
-        return Task(spec, seed, split, heldout, rewards, maker, lanes)
+        return Task(spec, seed, split, heldout, rewards, maker, lanes, score_lanes)
 
     if not maker.call("offers", "its start", TaskError, "generate"):
         raise TaskError(
@@ -309,7 +345,7 @@ def _load_environment(
         return make(maker.generate(derive_seed(stream, position), where), where)
 
     endless = EndlessSplit(draw, seed, heldout, f"task: environment {name} with these arguments")
-    return Task(spec, seed, endless, heldout, rewards, maker, lanes)
+    return Task(spec, seed, endless, heldout, rewards, maker, lanes, score_lanes)
 
 
 def _maker(spec: TaskSpec, target: Target, first: int = 0) -> EnvironmentMaker:

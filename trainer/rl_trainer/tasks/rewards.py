@@ -74,7 +74,7 @@ class Rewards:
     def evaluate(
         self, prompt: Prompt, completion: str, turns: Sequence[str] = (), own_score: float | None = None
     ) -> dict[str, float]:
-        """Every part's share of the reward, weight applied, by name; the reward is their sum.
+        """The share of every part but those of rule model, weight applied, by name; the reward is the sum of all.
 
         Args:
             prompt: what was asked.
@@ -87,6 +87,8 @@ class Rewards:
         """
         shares: dict[str, float] = {}
         for part in self._parts:
+            if part.rule.rule == "model":
+                continue
             if part.rule.rule == "task" and own_score is not None:
                 values = {part.name: part.graded(own_score)}
             else:
@@ -94,6 +96,16 @@ class Rewards:
             for name, value in values.items():
                 shares[name] = shares.get(name, 0.0) + part.rule.weight * value
         return shares
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether there is a part of rule model."""
+        return any(part.rule.rule == "model" for part in self._parts)
+
+    def of_model(self, value: float) -> dict[str, float]:
+        """The shares of the parts of rule model, where that gives `value`."""
+        found = (part for part in self._parts if part.rule.rule == "model")
+        return {part.name: part.rule.weight * part.graded(value) for part in found}
 
 
 class _Part:
@@ -181,6 +193,8 @@ def _make_part(
             if scorer is None:
                 raise TaskError(f"{path}.rule: found 'task', but this environment has no scorer of its own")
             return _Part(rule, lambda prompt, text: scorer(prompt.item, text, seconds))
+        case "model":
+            return _Part(rule, _elsewhere)
         case "function":
             function = process.target(RewardFunction, rule.function, search, path)
             try:
@@ -190,6 +204,11 @@ def _make_part(
             return _FunctionPart(rule, function)
         case compared:
             return _Part(rule, lambda prompt, text: NEEDS_ANSWER[compared](text, prompt.answer))
+
+
+def _elsewhere(prompt: Prompt, completion: str) -> float:
+    """Stands for what workers measure."""
+    raise CallError("is asked in workers alone")
 
 
 def _shortened(text: str) -> str:

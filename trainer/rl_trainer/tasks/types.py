@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -74,6 +75,10 @@ class Score:
     parts: dict[str, float] = field(default_factory=dict)
 
 
+Scored: TypeAlias = Score | Future[Score]
+"""A score, or one that a model elsewhere has still to give: RewardError, where it fails."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What an environment answers to one turn of the model.
@@ -91,7 +96,7 @@ class StepResult:
     reward: float = 0.0
     done: bool = False
     delay_seconds: float = 0.0
-    score: Score | None = None
+    score: Scored | None = None
 
 
 @dataclass(frozen=True)

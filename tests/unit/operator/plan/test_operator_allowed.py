@@ -11,6 +11,7 @@ from rl_operator.plan.effective import CHECKPOINT_CLAIM, WEIGHTS_CLAIM, Effectiv
 from rl_operator.plan.refused import Refused
 
 PROGRAM = {"kind": "command", "command": ["python"]}
+JUDGED = {"environment": "reasoning-gym", "name": "chain_sum", "rewards": [{"rule": "model"}]}
 S3 = {"checkpoint": {"storage": {"persistentVolumeClaim": None, "s3": "s3://team-a/runs"}}}
 SERVED = {
     **{"engine": "endpoint", "replicas": 1},
@@ -59,6 +60,11 @@ def allowing(**allow: Any) -> dict[str, Any]:
             {"modelSources": ["Qwen/*", "s3://models/*"]},
             {"model": {"source": "evil/model"}},
             "spec.model.source: found 'evil/model', allowed by profile shared: Qwen/*, s3://models/*",
+        ),
+        (
+            {"modelSources": ["tiny", "Qwen/*"]},
+            {"task": JUDGED | {"rewardModel": {"source": "evil/judge"}}},
+            "spec.task.rewardModel.source: found 'evil/judge', allowed by profile shared: tiny, Qwen/*",
         ),
         (
             {"storage": {"s3": ["s3://team-b/*"]}},

@@ -14,6 +14,7 @@ PROGRAM = {"kind": "command", "command": ["python", "train.py"]}
 
 
 GAME = {"environment": "tool-use", "name": "calculator"}
+SCORED = {"environment": "reasoning-gym", "name": "chain_sum", "rewards": [{"rule": "model"}]}
 DIVIDED = {"engine": "vllm", "tensorParallelSize": 2, "pipelineParallelSize": 2}
 
 
@@ -39,6 +40,11 @@ def sizes(spec: dict[str, Any], name: str) -> tuple[str, int, str, int]:
             {"task": GAME | {"simulators": {"replicas": 3, "cpu": 0.5, "memory": "512Mi"}}},
             "head",
             ("1700m", 3, "3584Mi", 0),
+        ),
+        (
+            {"task": SCORED | {"rewardModel": {"source": "org/judge", "cpu": 2, "memory": "3Gi"}}},
+            "head",
+            ("2200m", 3, "5120Mi", 0),
         ),
         ({"learner": {"threads": 3}}, "learner", ("3", 3, "16Gi", 1)),
         ({"learner": {"threads": 3, "pools": ["cpu"]}}, "learner", ("200m", 3, "1536Mi", 0)),

@@ -16,7 +16,7 @@ from rl_trainer.tasks.answers import CallError, Failure, LostError
 from rl_trainer.tasks.killable import Target
 from rl_trainer.tasks.prompts import check_messages
 from rl_trainer.tasks.split import derive_seed
-from rl_trainer.tasks.types import Message, Prompt, Score, StepResult
+from rl_trainer.tasks.types import Message, Prompt, Scored, StepResult
 
 NOISE: Final = "noise"
 """Field of an item with the seed of what happens by chance within one dialogue: members of a group differ in it."""
@@ -24,7 +24,7 @@ NOISE: Final = "noise"
 STEP_SECONDS = 60.0
 """Deadline of one call of an environment."""
 
-ScoreDialogue = Callable[[Prompt, str, Sequence[str], float], Score]
+ScoreDialogue = Callable[[Prompt, str, Sequence[str], float], Scored]
 """(prompt, answer, turns, the environment's own reward) -> score."""
 
 
@@ -209,11 +209,11 @@ class Episode:
             return replace(result, delay_seconds=result.delay_seconds + latency)
         return result
 
-    def final_score(self) -> Score:
+    def final_score(self) -> Scored:
         """Of a dialogue that ends without an answer: an empty answer is scored, not the last turn."""
         return self._scored("")
 
-    def _scored(self, answer: str) -> Score:
+    def _scored(self, answer: str) -> Scored:
         return self._score(self._prompt, answer, self._turns, sum(result.reward for result in self._results))
 
     def _begin(self) -> None:

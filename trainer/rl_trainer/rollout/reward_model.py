@@ -1,0 +1,156 @@
+"""A model that scores completions: a classifier with one output, or a language model that is asked for its judgement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from rl_api.errors import ModelError
+from rl_api.task import RewardModelSpec
+from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
+from rl_trainer.tasks.scoring import Completion
+
+QUESTION: Final = """\
+Question:
+{prompt}
+
+Answer:
+{completion}
+
+Is the answer right? Say Yes or No.
+"""
+"""What a judge is asked where `template` is null."""
+
+ANSWERS: Final = ("Yes", "No")
+"""What it may answer where `answers` is empty."""
+
+
+class RewardModel:
+    """The model of `folder` in fp32 on CPU cores: deterministic, and a value does not depend on what else is scored.
+
+    Args:
+        folder: a Hugging Face folder; no code of it is run.
+        spec: `task.rewardModel`.
+
+    Raises:
+        ModelError: it cannot be opened, is no model of this kind, or an answer is not one token of it.
+    """
+
+    def __init__(self, folder: Path, spec: RewardModelSpec) -> None:
+        self._spec = spec
+        self._tokenizer = load_tokenizer(folder)
+        self._model = _opened(folder, spec.kind)
+        config = self._model.config
+        self._context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
+        # Classifiers of causal families read the last token that is not this one. Without it they take one text at a time.
+        self._pad: int | None = config.get_text_config().pad_token_id
+        self._answers: list[int] = []
+        if spec.kind == "classifier" and config.num_labels != 1:
+            raise ModelError(
+                f"task.rewardModel: the model of {folder} has {config.num_labels} outputs, allowed: one, the reward"
+            )
+        if spec.kind == "judge":
+            self._pad = 0 if self._pad is None else self._pad
+            self._answers = [_token(self._tokenizer, text) for text in spec.answers or ANSWERS]
+
+    @torch.inference_mode()
+    def score(self, completions: Sequence[Completion]) -> list[float | str]:
+        """The value of each completion, or why it has none: the text is too long, or the value is no finite number."""
+        found: dict[int, float | str] = {}
+        rows: list[tuple[int, list[int]]] = []
+        for place, completion in enumerate(completions):
+            try:
+                tokens = self._tokens(completion)
+            except ModelError as error:
+                found[place] = f"cannot read the completion ({error})"
+                continue
+            if 0 < len(tokens) <= self._context:
+                rows.append((place, tokens))
+            else:
+                found[place] = f"is given {len(tokens)} tokens, allowed: 1 to {self._context}"
+        rows.sort(key=lambda row: len(row[1]))  # rows of one pass have much the same length
+        size = 1 if self._pad is None else self._spec.batch_size
+        for begin in range(0, len(rows), size):
+            batch = rows[begin : begin + size]
+            for (place, _), logit in zip(batch, self._logits([tokens for _, tokens in batch]), strict=True):
+                found[place] = self._value(logit)
+        return [found[place] for place in range(len(completions))]
+
+    def _tokens(self, completion: Completion) -> list[int]:
+        template, chats = self._spec.template, self._tokenizer.has_chat_template
+        if self._spec.kind == "judge":
+            template = template or QUESTION
+        if template is not None:
+            text = template.format(
+                prompt=completion.text, completion=completion.completion, answer=completion.answer
+            )
+            if self._spec.kind == "judge" and chats:
+                return self._tokenizer.encode_chat([{"role": "user", "content": text}])
+            return self._tokenizer.encode(text)
+        if not chats:
+            return self._tokenizer.encode(completion.text + completion.completion)
+        asked = completion.messages or ({"role": "user", "content": completion.text},)
+        said = {"role": "assistant", "content": completion.completion}
+        return self._tokenizer.encode_chat([*asked, said], add_generation_prompt=False)
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """One number per row of token ids: padding stands on the right, where no token before it sees it."""
+        longest = max(map(len, rows))
+        fill = self._pad or 0
+        ids = torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        if self._spec.kind == "classifier":
+            logits = self._model(input_ids=ids, attention_mask=mask).logits
+            return [float(one) for one in logits.float().squeeze(-1)]
+        # The vocabulary is large: its logits are made only at places where some row ends.
+        ends, of_row = torch.unique(mask.sum(1) - 1, return_inverse=True)
+        logits = self._model(input_ids=ids, attention_mask=mask, logits_to_keep=ends, use_cache=False).logits
+        last = logits[torch.arange(len(rows)), of_row].float()
+        right, wrong = self._answers
+        return [float(one) for one in last[:, right] - last[:, wrong]]
+
+    def _value(self, logit: float) -> float | str:
+        if not math.isfinite(logit):
+            return f"gives {logit}, allowed: a finite number"
+        if self._spec.value == "logit":
+            return logit
+        return 0.5 * (1.0 + math.tanh(0.5 * logit))  # the logistic function, which does not overflow so
+
+
+def _opened(folder: Path, kind: str) -> Any:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    opener: Any = transformers.AutoModelForCausalLM
+    if kind == "classifier":
+        opener = transformers.AutoModelForSequenceClassification
+    try:
+        model, told = opener.from_pretrained(
+            str(folder),
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # every family raises its own kinds
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"task.rewardModel: no {kind} can be opened in {folder} ({why})") from None
+    if missing := sorted(told["missing_keys"]):
+        raise ModelError(
+            f"task.rewardModel: {folder} holds no {missing[0]}, so it is no {kind}; see task.rewardModel.kind"
+        )
+    return model.eval()
+
+
+def _token(tokenizer: Tokenizer, text: str) -> int:
+    ids = tokenizer.encode(text, special_tokens=False)
+    if len(ids) != 1:
+        raise ModelError(
+            f"task.rewardModel.answers: {text!r} is {len(ids)} tokens of the judge, allowed are texts of one token"
+        )
+    return ids[0]
