@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rl_api import load_run
 from rl_api.task import TaskSpec
-from rl_trainer.buffer.actor import Batch, fetch_payloads
+from rl_trainer.buffer.actor import Batch
+from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.driver import train
 from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.tokenizer import load_tokenizer

@@ -207,7 +207,9 @@ class Rollouts:
     @property
     def reply_is_due(self) -> bool:
         """Whether a tool's answer, a score, or a group that failed as it began, can be handed on now."""
-        if self._complete or any(answer.done() for _, _, answer in (*self._awaited, *self._asked)):
+        if self._complete or any(answer.done() for _, _, answer in self._awaited):
+            return True
+        if any(score.done() for _, _, score in self._asked):
             return True
         return bool(self._due) and self._due[0][0] <= self.clock()
 
