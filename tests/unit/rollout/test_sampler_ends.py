@@ -59,7 +59,9 @@ def a_sampler(before: Any) -> SamplerActor:
         Supply(sampler.buffer, 0, sampler._wake.set),
         Delivery(sampler.buffer, 0, sampler._wake.set),
     )
-    sampler.rollouts = SimpleNamespace(may_advance=False, seconds_to_next_reply=lambda: None)
+    sampler.rollouts = SimpleNamespace(
+        may_advance=False, seconds_to_next_reply=lambda: None, deliver_scores=list
+    )
     return sampler  # type: ignore[no-any-return]
 
 
