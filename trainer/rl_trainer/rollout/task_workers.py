@@ -129,7 +129,8 @@ class WorkerScorer:
         """See `Scorer.score`."""
         try:
             if self._loading is None:
-                call = self._actor.ready.remote()
+                # Asked again by Ray while it is started again: any other call would fail at once until it is there.
+                call = self._actor.ready.options(max_task_retries=-1).remote()
                 self._loading = float(answer(call, self._name, "loading its model", READY_SECONDS))
             # Others may have had it replaced: it loads then.
             limit = self._limit + 2 * self._loading
