@@ -30,7 +30,7 @@ from rl_trainer.run.stopping import StopRequest
 from rl_trainer.tasks import load_task
 from rl_trainer.tasks.answers import LostError
 from rl_trainer.tasks.scoring import Completion
-from rl_trainer.trajectory import Trajectory, unpack
+from rl_trainer.trajectory import Trajectory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAKE = EXAMPLES / "frozen-lake.yaml"
@@ -38,7 +38,8 @@ TASK = load_run(LAKE).spec.task
 
 
 def pid_of(actor: Any) -> int:
-    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))  # type: ignore[no-any-return]
+    call = actor.__ray_call__.options(max_task_retries=-1).remote(lambda _: os.getpid())
+    return ray.get(call, timeout=60)  # type: ignore[no-any-return]
 
 
 def test_dialogues_go_on_where_they_were_when_a_simulator_is_killed(local_ray: None) -> None:
@@ -125,7 +126,7 @@ def test_a_run_is_rewarded_by_a_model_whose_worker_is_killed(
         for group, payload in zip(
             batch.groups, fetch_payloads([one.payload for one in batch.groups]), strict=True
         ):
-            trained.extend((group.group_id, one) for one in unpack(payload))
+            trained.extend((group.group_id, one) for one in group.trajectories(payload))
         return batch
 
     monkeypatch.setattr(TaskWorkers, "launch", launched)

@@ -19,7 +19,7 @@ import ray
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_api.task import TaskSpec
-from rl_trainer.flow.calls import answer
+from rl_trainer.flow.calls import DEATH_SECONDS, answer
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.placement.groups import Reservation
@@ -31,6 +31,7 @@ from rl_trainer.tasks.scoring import Completion, Scorer
 
 # For a worker to import what it is to run.
 READY_SECONDS = 600.0
+LOADING_ENVIRONMENT, LOADING_MODEL = "loading its environment", "loading its model"
 
 
 class SimulatorActor:
@@ -71,29 +72,61 @@ class SimulatorActor:
         return f"{self._born} {self._target.epoch}"
 
 
+class _Worker:
+    """A worker as one sampler sees it, through its lives: Ray starts it again whenever it ends.
+
+    Args:
+        actor: the worker.
+        name: of it, for errors.
+        phase: what it does until it is ready.
+    """
+
+    def __init__(self, actor: Any, name: str, phase: str) -> None:
+        self.actor, self.name, self._phase = actor, name, phase
+
+    def wait_ready(self) -> Any:
+        """What its `ready` returns, once it is there: of what is asked of it before, Ray lets all but this fail at once.
+
+        Raises:
+            DeadlineExceeded: it is not there after `READY_SECONDS`.
+            ActorDied: it is not started again.
+        """
+        call = self.actor.ready.options(max_task_retries=-1).remote()
+        return answer(call, self.name, self._phase, READY_SECONDS)
+
+    def replace(self, call: ray.ObjectRef[Any]) -> None:
+        """Ends it, and `call`, which it has not answered. Until that has ended the life that ends might still be `ready`."""
+        ray.kill(self.actor, no_restart=False)
+        ray.wait([call], timeout=DEATH_SECONDS)
+
+
 class WorkerTarget:
     """A simulator as a sampler calls it, from one thread. `patience`: seconds for what others have asked before."""
 
     def __init__(self, actor: Any, name: str, patience: float) -> None:
-        self._actor, self._name, self._patience = actor, name, patience
+        self._worker, self._patience = _Worker(actor, name, LOADING_ENVIRONMENT), patience
         self._life: str | None = None
+        self._lost = False
         self.epoch = 0
 
     def call(self, seconds: float, method: str, *args: Any) -> Any:
         """See `RemoteTarget.call`. Raises LostError too: the dialogues are to be begun again."""
+        if self._lost:
+            self._worker.wait_ready()
+            self._lost = False
         life = self._life if method in ("reset", "step", "steps") else None
-        call = self._actor.call.remote(seconds, method, args, life)
+        call = self._worker.actor.call.remote(seconds, method, args, life)
         limit = seconds + self._patience + START_SECONDS
         try:
-            kind, value, now = answer(call, self._name, f"calling {method}", limit)
-        except ActorDied:  # Ray starts it again
-            self._begin_life(None)
+            kind, value, now = answer(call, self._worker.name, f"calling {method}", limit)
+        except ActorDied:
+            self._lose()
             raise LostError from None
         except DeadlineExceeded:
-            ray.kill(self._actor, no_restart=False)
-            self._begin_life(None)
+            self._worker.replace(call)
+            self._lose()
             raise CallError(
-                f"has not been answered by {self._name} after {limit:g} s, which is replaced"
+                f"has not been answered by {self._worker.name} after {limit:g} s, which is replaced"
             ) from None
         self._begin_life(now)
         if kind == "value":
@@ -101,6 +134,10 @@ class WorkerTarget:
         if kind == "lost":
             raise LostError
         raise CallError(value) if kind == "call" else value
+
+    def _lose(self) -> None:
+        self._lost = True
+        self._begin_life(None)
 
     def _begin_life(self, life: str | None) -> None:
         if life != self._life:
@@ -122,26 +159,23 @@ class WorkerScorer:
     def __init__(
         self, actor: Any, name: str, seconds: float, patience: float, start: float = START_SECONDS
     ) -> None:
-        self._actor, self._name, self._limit = actor, name, seconds + patience + start
+        self._worker, self._limit = _Worker(actor, name, LOADING_MODEL), seconds + patience + start
         self._loading: float | None = None
 
     def score(self, completions: Sequence[Completion]) -> list[float | str]:
-        """See `Scorer.score`."""
+        """See `Scorer.score`. Raises as `_Worker.wait_ready` does: without the model no group is ever scored."""
+        if self._loading is None:
+            self._loading = float(self._worker.wait_ready())
+        # Others may have had it replaced: it loads then.
+        limit = self._limit + 2 * self._loading
+        call = self._worker.actor.score.remote(completions)
         try:
-            if self._loading is None:
-                # Asked again by Ray while it is started again: any other call would fail at once until it is there.
-                call = self._actor.ready.options(max_task_retries=-1).remote()
-                self._loading = float(answer(call, self._name, "loading its model", READY_SECONDS))
-            # Others may have had it replaced: it loads then.
-            limit = self._limit + 2 * self._loading
-            found: list[float | str] = answer(
-                self._actor.score.remote(completions), self._name, "scoring", limit
-            )
-        except ActorDied:  # Ray starts it again
+            found: list[float | str] = answer(call, self._worker.name, "scoring", limit)
+        except ActorDied:
             self._loading = None
             raise LostError from None
         except DeadlineExceeded:
-            ray.kill(self._actor, no_restart=False)
+            self._worker.replace(call)
             self._loading = None
             raise LostError from None
         return found
@@ -183,9 +217,9 @@ class TaskWorkers:
     def wait_ready(self) -> None:
         """Returns when they have loaded what they run. Raises as `answer` does, and ModelError."""
         for rank, actor in enumerate(self.simulators):
-            answer(actor.ready.remote(), f"simulator {rank}", "loading its environment", READY_SECONDS)
+            answer(actor.ready.remote(), f"simulator {rank}", LOADING_ENVIRONMENT, READY_SECONDS)
         for rank, actor in enumerate(self.reward_models):
-            answer(actor.ready.remote(), f"reward model {rank}", "loading its model", READY_SECONDS)
+            answer(actor.ready.remote(), f"reward model {rank}", LOADING_MODEL, READY_SECONDS)
 
     def scorers(self, spec: RunSpec) -> list[Scorer]:
         """The models that score, as one sampler calls them."""
