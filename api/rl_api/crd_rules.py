@@ -207,6 +207,13 @@ def frozen_rules() -> list[Rule]:
     return rules
 
 
+_WORKER_POOLS: Final = cel_rule(
+    "!has(self.pools) || self.pools.all(one, self.pools.exists_one(other, other == one))",
+    ".pools",
+    "found a pool twice, allowed: each at most once",
+)
+"""Of workers of the task."""
+
 RUN_RULES: Final[dict[str, list[Rule]]] = {
     "spec": [*SPEC_RULES, *frozen_rules()],
     "spec.model": [
@@ -289,8 +296,10 @@ RUN_RULES: Final[dict[str, list[Rule]]] = {
         ),
     ],
     "spec.task.dataset": [DATASET_RULE],
+    "spec.task.simulators": [_WORKER_POOLS],
     "spec.task.rewardModel": [
         *SOURCE_RULES,
+        _WORKER_POOLS,
         cel_rule(
             f"self.kind == 'judge' || {size_of('answers')} == 0",
             ".answers",

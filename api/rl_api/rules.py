@@ -29,6 +29,7 @@ from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.sampler_rules import SAMPLER_RULES, endpoint_on_a_cluster, sealed_stages
 from rl_api.sharing_rules import SHARING_RULES
+from rl_api.task import WORKERS
 from rl_api.task_rules import TASK_RULES, scoring_model_on_a_cluster
 from rl_api.trainer_rules import TRAINER_RULES
 from rl_api.verl import without_counterpart
@@ -90,9 +91,12 @@ def fewer_samplers_to_start(spec: RunSpec) -> Iterator[Problem]:
 
 
 def pools_once(spec: RunSpec) -> Iterator[Problem]:
-    """`pools` of `sampler`, `learner` and `trainer` name each pool at most once."""
-    for role in ("sampler", "learner", "trainer"):
-        pools = getattr(spec, role).pools
+    """`pools` of `sampler`, `learner`, `trainer` and of the task's workers name each pool at most once."""
+    named = {role: getattr(spec, role).pools for role in ("sampler", "learner", "trainer")}
+    if spec.given_task is not None:
+        for kind, workers in spec.given_task.workers.items():
+            named[f"task.{WORKERS[kind]}"] = workers.pools
+    for role, pools in named.items():
         if len(set(pools)) < len(pools):
             yield spec_problem(f"{role}.pools", "found a pool twice, allowed: each at most once")
 

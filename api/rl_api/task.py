@@ -73,15 +73,21 @@ class ToolLatencySpec(Model):
     """Mean of the exponential distribution the waiting time is drawn from."""
 
 
+WorkerPools = Annotated[tuple[ObjectName, ...], Field(max_length=MOST_ITEMS, strict=False)]
+"""Names of node pools of a profile."""
+
+
 class SimulatorsSpec(Model):
     """Workers for environments, beside the samplers: no decode step waits for a call of an environment."""
 
     replicas: int = Field(default=1, ge=1, le=1024)
     """How many. The dialogues of a group are spread over them."""
     cpu: float = Field(default=1.0, gt=0.001, le=1024.0)
-    """CPU cores of each. On a cluster they are in the head's pod, which asks for as many more."""
+    """CPU cores of each. On a cluster each has a pod of its own."""
     memory: Quantity = "1Gi"
-    """Memory of each, which that pod has more; on one machine it is not looked at."""
+    """Memory of each, besides what Ray takes in its pod; on one machine it is not looked at."""
+    pools: WorkerPools = ()
+    """Node pools of their pods, the most wanted first; none: the head's. Only on a cluster."""
     timeout: PositiveDuration = Duration(60)
     """Deadline of one call of an environment: one that hangs is replaced, and the others go on where they were."""
 
@@ -108,9 +114,11 @@ class RewardModelSpec(Model):
     replicas: int = Field(default=1, ge=1, le=1024)
     """How many workers. Completions are dealt to them in turn."""
     cpu: float = Field(default=1.0, gt=0.001, le=1024.0)
-    """CPU cores of each. On a cluster they are in the head's pod, which asks for as many more."""
+    """CPU cores of each. On a cluster each has a pod of its own."""
     memory: Quantity = "2Gi"
-    """Memory of each, which that pod has more; on one machine it is not looked at."""
+    """Memory of each, besides what Ray takes in its pod; on one machine it is not looked at."""
+    pools: WorkerPools = ()
+    """Node pools of their pods, the most wanted first; none: the head's. Only on a cluster."""
     batch_size: int = Field(default=16, ge=1, le=4096)
     """Most completions of one forward pass."""
     timeout: PositiveDuration = Duration(60)
@@ -154,6 +162,14 @@ class DatasetSpec(Model):
 
 WorkersSpec: TypeAlias = SimulatorsSpec | RewardModelSpec
 """Workers with a number and a place of their own."""
+
+WORKERS: Final = {"simulator": "simulators", "reward model": "rewardModel"}
+"""Field of `task` with the workers of each kind, by what one of them is called."""
+
+
+def role_of(kind: str) -> str:
+    """The role on a cluster of such workers: name of their worker group, and of Ray's mark of their nodes."""
+    return kind.replace(" ", "-")
 
 
 class TaskSpec(Model):
@@ -228,5 +244,5 @@ class TaskSpec(Model):
     @property
     def workers(self) -> Mapping[str, WorkersSpec]:
         """What has workers of its own beside samplers and learners, by what one of them is called."""
-        found = {"simulator": self.simulators, "reward model": self.reward_model}
-        return {name: workers for name, workers in found.items() if workers is not None}
+        found = dict(zip(WORKERS, (self.simulators, self.reward_model), strict=True))
+        return {kind: workers for kind, workers in found.items() if workers is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
+from rl_api.base import amount
 from rl_api.sizes.layout import as_text
 from rl_api.sizes.learner import checkpoint_seconds
 from rl_api.sizes.memory import gigabytes, parameters
@@ -38,6 +39,7 @@ def as_lines(plan: RunPlan, bandwidth: int | None, measured: Profile | None = No
         *_cache(plan),
         *_main_memory(plan),
         *_shared(plan),
+        *_workers(plan),
         _checkpoint(plan, bandwidth),
         *_step(measured),
         "",
@@ -156,6 +158,13 @@ def _shared(plan: RunPlan) -> list[str]:
     return [f"a device that learner and sampler share: {other}{here}"]
 
 
+def _workers(plan: RunPlan) -> list[str]:
+    return [
+        f"{kind}s beside them: {one.replicas}, each with {one.cpu:g} cores and {gigabytes(int(amount(one.memory)))}"
+        for kind, one in plan.workers.items()
+    ]
+
+
 def _together(role: RolePlan) -> str:
     """Pods of a run without a profile are on one machine."""
     pods = role.place.pods
@@ -219,6 +228,10 @@ def as_json(plan: RunPlan, bandwidth: int | None, measured: Profile | None = Non
             "copies": plan.learner_layout.copies,
         },
         "sampler": dataclasses.asdict(plan.sampler_layout),
+        "workers": {
+            kind: {"replicas": one.replicas, "cpu": one.cpu, "memory": int(amount(one.memory))}
+            for kind, one in plan.workers.items()
+        },
         "shared": None if plan.shared is None else _shared_json(plan.shared),
         "checkpoint": {
             "bytes": plan.checkpoint,

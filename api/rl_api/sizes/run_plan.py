@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from rl_api.errors import InvalidConfig
 from rl_api.run import RunSpec
@@ -13,6 +14,7 @@ from rl_api.sizes.memory import Device, Parts, gigabytes
 from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory
 from rl_api.sizes.shape import ModelShape
 from rl_api.sizes.shared import SharedDevice, shared_device
+from rl_api.task import WorkersSpec
 
 PROMPT_TOKENS = 1024
 """Tokens of a prompt that are reckoned with where sampler.maxModelLen does not say how long sequences are."""
@@ -67,7 +69,7 @@ class RolePlan:
 @dataclass(frozen=True)
 class RunPlan:
     """What a run needs before anything starts. `roles`: without samplers whose model a server outside the run has.
-    `shared`: the devices that samplers share with learners; None: none do."""
+    `shared`: the devices that samplers share with learners; None: none do. `workers`: of the task, by what one is called."""
 
     shape: ModelShape
     learner_layout: LearnerLayout
@@ -79,6 +81,7 @@ class RunPlan:
     """How many are kept."""
     nodes: tuple[Node, ...]
     shared: SharedDevice | None = None
+    workers: Mapping[str, WorkersSpec] = field(default_factory=dict)
 
     @property
     def misfits(self) -> list[str]:
@@ -149,7 +152,8 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
         groups.append(replace(own, first=guests))
     keep = spec.checkpoint.keep if spec.checkpoint is not None else 1
     size = checkpoint_bytes(shape, learning)
-    return RunPlan(shape, learning, sampling, tuple(roles), size, keep, tuple(nodes_of(groups)), shared)
+    nodes = tuple(nodes_of(groups))
+    return RunPlan(shape, learning, sampling, tuple(roles), size, keep, nodes, shared, spec.task.workers)
 
 
 def _main_memory_misfit(learner: RolePlan, shared: SharedDevice) -> str | None:

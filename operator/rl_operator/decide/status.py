@@ -15,7 +15,7 @@ from rl_api.run import StopSpec
 from rl_operator.decide.diagnose import Diagnosis
 from rl_operator.decide.look import Look
 from rl_operator.decide.placement import same_but_measured, with_shared
-from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER, TASK_WORKERS
 from rl_operator.model.seen import Ray, Reading
 from rl_operator.plan.effective import Effective, Plan
 from rl_operator.plan.refused import Refused
@@ -149,7 +149,7 @@ def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str,
         if own > 0:
             old[SAMPLER] = RoleStatus(desired=own)
             known.append(SAMPLER)
-    for role in (HEAD, LEARNER, SAMPLER):
+    for role in (HEAD, LEARNER, SAMPLER, *TASK_WORKERS):
         if role not in known:
             continue
         desired = old[role].desired if role in old else 1

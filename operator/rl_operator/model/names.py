@@ -7,6 +7,7 @@ import json
 from typing import Any, Final
 
 from rl_api.base import API_VERSION
+from rl_api.task import WORKERS, role_of
 
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
@@ -58,6 +59,21 @@ STATUS_PORT: Final = "status"
 """Name of the port of the driver's status server."""
 
 HEAD, SAMPLER, LEARNER = "head", "sampler", "learner"
+
+SIMULATOR: Final = role_of("simulator")
+
+TASK_WORKERS: Final = {role_of(kind): f"task.{field}" for kind, field in WORKERS.items()}
+"""Roles of workers of the task, and where in a spec each is described."""
+
+REPLACED: Final = (SAMPLER, *TASK_WORKERS)
+"""Roles whose pods an attempt can lose, and gets others for."""
+
+
+def field_of(role: str) -> tuple[str, ...]:
+    """Where in a spec a role is described."""
+    described = {HEAD: "trainer", **TASK_WORKERS}
+    return ("spec", *described.get(role, role).split("."))
+
 
 REPLICA, PREFILL = "replica", "prefill"
 """Of a service: copies that answer, and those that compute prompts for them."""

@@ -15,6 +15,7 @@ from rl_api.problems import Problem
 from rl_api.profile import ProfileSpec
 from rl_api.run import RunSpec
 from rl_api.service import ServiceSpec
+from rl_operator.model.names import field_of
 from rl_operator.plan.roles import Role
 
 
@@ -151,9 +152,8 @@ def idle_on_accelerators(roles: Sequence[Role]) -> Iterator[Problem]:
     for role in roles:
         for pool in role.pools if not role.accelerators else ():
             if pool.accelerator is not None and not pool.without_accelerators:
-                part = "trainer" if role.name == "head" else role.name
                 yield Problem(
-                    ("spec", part, "pools"),
+                    (*field_of(role.name), "pools"),
                     f"found pool {pool.name} for pods of the {role.name} that ask for no accelerator, allowed there: "
                     f"pods with 1 or more {pool.accelerator}, as the pool does not say withoutAccelerators",
                 )

@@ -8,6 +8,7 @@ from typing import Final
 from rl_api.problems import Problem
 from rl_api.profile import PoolSpec
 from rl_api.run import RunSpec
+from rl_api.task import role_of
 from rl_operator.model.names import LEARNER, SAMPLER
 from rl_operator.plan.pools import where
 
@@ -29,7 +30,8 @@ class Backend:
 
     def workers(self, spec: RunSpec) -> tuple[str, ...]:
         """The roles besides the head. Samplers that share learners' devices are in learners' pods."""
-        return (LEARNER,) if 0 < spec.sampler.replicas <= spec.shared_samplers else (LEARNER, SAMPLER)
+        roles = (LEARNER,) if 0 < spec.sampler.replicas <= spec.shared_samplers else (LEARNER, SAMPLER)
+        return (*roles, *map(role_of, spec.task.workers))
 
     def learner_accelerators(self, pool: PoolSpec) -> int:
         """Accelerators of a learner's pod in a pool that has some."""

@@ -59,7 +59,8 @@ class Effective:
     profile_digest: str
     """Short hash of the profile, with its name."""
     roles: tuple[Role, ...]
-    """Head, learner, sampler; of a program of the user's (`trainer.kind` command) the head, and its workers."""
+    """Head, learner, sampler, workers of the task; of a program of the user's (`trainer.kind` command) the head, and its
+    workers."""
     settings: Settings
     profile: ProfileSpec
     image_pull_policy: str

@@ -9,7 +9,7 @@ from rl_api.gang import NO_KUEUE, WITH_QUEUES
 from rl_api.problems import Problem
 from rl_api.profile import ProfileSpec
 from rl_api.run import RunSpec
-from rl_operator.model.names import HEAD
+from rl_operator.model.names import field_of
 from rl_operator.plan.roles import Role
 
 _COUNT_RESOURCES: Final = ("volcano", "yunikorn", "schedulerPlugins")
@@ -36,7 +36,7 @@ def claims_in_gang(title: str, profile: ProfileSpec, roles: Sequence[Role]) -> I
     for role in roles:
         if role.accelerators and role.pool.device_class is not None:
             yield Problem(
-                ("spec", "trainer" if role.name == HEAD else role.name, "pools"),
+                (*field_of(role.name), "pools"),
                 f"found pool {role.pool.name} with deviceClass {role.pool.device_class.name}, allowed by {title}: pools "
                 f"with an acceleratorResource, as gang.scheduler {gang.scheduler} finds room for a gang by what its pods "
                 "ask for, and sees no devices that they claim",

@@ -10,7 +10,7 @@ from rl_api.paths import Path
 from rl_api.problems import Problem
 from rl_api.profile import NamespaceLimitsSpec, ProfileSpec
 from rl_api.run import RunSpec
-from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER, field_of
 from rl_operator.model.needs import NOTHING, Needs
 from rl_operator.plan.roles import Role
 
@@ -79,7 +79,7 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
     if most is not None and said > most and "preemption_grace_period" in spec.scheduling.model_fields_set:
         sentence = f"found {said}, allowed: at most {most}, the limit of {title}"
         yield Problem(("spec", "scheduling", "preemptionGracePeriod"), sentence)
-    yield from _each(title, profile, roles, lambda role: ("spec", role.name, "replicas"))
+    yield from _each(title, profile, roles, lambda role: (*field_of(role.name), "replicas"))
 
 
 def pods_over_limits(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rl_api.paths import Path
 from rl_api.problems import Problem
 from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.run import RunSpec
-from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_api.task import role_of
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER, field_of
 from rl_operator.model.workload import NOWHERE, Placed
 from rl_operator.plan.topology import wrong_topology
 
@@ -31,14 +33,16 @@ def pools_of_roles(
     least = min(profile.pools, key=lambda pool: (pool.accelerator is not None, pool.spot))
     asks_server = spec.sampler.engine == "endpoint"
     pools, problems = {}, list[Problem]()
-    for role, part, names, default in (
-        (HEAD, "trainer", spec.trainer.pools, least),
-        (LEARNER, "learner", spec.learner.pools, profile.pools[0]),
+    task = spec.given_task.workers if spec.given_task is not None else {}
+    for role, names, default in (
+        (HEAD, spec.trainer.pools, least),
+        (LEARNER, spec.learner.pools, profile.pools[0]),
         # One that asks a server computes as little as the head, and its loss as well costs a restart.
-        (SAMPLER, "sampler", spec.sampler.pools, least if asks_server else profile.pools[0]),
+        (SAMPLER, spec.sampler.pools, least if asks_server else profile.pools[0]),
+        *((role_of(kind), one.pools, least) for kind, one in task.items()),
     ):
         if role == HEAD or role in workers:
-            problems += wrong_pools(by_name, title, part, names)
+            problems += wrong_pools(by_name, title, field_of(role), names)
             pools[role] = tuple(by_name[name] for name in names if name in by_name) if names else (default,)
     for role, group in ((LEARNER, spec.learner), (SAMPLER, spec.sampler)):
         if pools.get(role):
@@ -47,7 +51,7 @@ def pools_of_roles(
 
 
 def wrong_pools(
-    by_name: Mapping[str, PoolSpec], title: str, part: str, names: Sequence[str]
+    by_name: Mapping[str, PoolSpec], title: str, part: Path, names: Sequence[str]
 ) -> Iterator[Problem]:
     """What keeps a role from the pools that it names: they must be there, and several alike but for their nodes.
 
@@ -55,7 +59,7 @@ def wrong_pools(
     """
     first = by_name.get(names[0]) if names else None
     for index, name in enumerate(names):
-        path, pool = ("spec", part, "pools", index), by_name.get(name)
+        path, pool = (*part, "pools", index), by_name.get(name)
         if pool is None:
             yield Problem(path, f"found {name!r}, allowed: a pool of {title}: {', '.join(by_name)}")
         elif first is not None and _pods_of(pool) != _pods_of(first):

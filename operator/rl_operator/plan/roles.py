@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
 
 from rl_api.base import amount
 from rl_api.profile import PoolSpec, ProfileSpec
 from rl_api.roles import ResourcesSpec
 from rl_api.run import RunSpec
 from rl_api.sizes.memory import PROCESS_OVERHEAD
-from rl_api.task import CodeResourcesSpec, WorkersSpec
-from rl_operator.model.names import HEAD, LEARNER, SAMPLER
+from rl_api.task import CodeResourcesSpec, role_of
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER, SIMULATOR
 from rl_operator.model.needs import Needs
 from rl_operator.model.settings import Settings
 from rl_operator.model.workload import NOWHERE, Placed
@@ -96,10 +95,9 @@ def make_roles(
     task = spec.given_task
     code = task.resources or CodeResourcesSpec() if task is not None and task.isolation == "strict" else None
     maker = RoleMaker(profile, pools, settings, spec.image)
-    # One CPU of the head for Ray to hand out: the buffer asks for a hundredth of one. And those of workers that live there.
+    # One CPU of the head for Ray to hand out: the buffer asks for a hundredth of one.
     heavy = bool(spec.trainer.pools)
-    beside = list(task.workers.values()) if task is not None else []
-    yield maker.role(HEAD, 1, 1, asked=spec.trainer.resources, code=code, large_head=heavy, beside=beside)
+    yield maker.role(HEAD, 1, 1, asked=spec.trainer.resources, code=code, large_head=heavy)
     shared = spec.shared_samplers
     if LEARNER in pools:
         learner, per_pod = spec.learner, backend_of(spec).learner_accelerators(pools[LEARNER][0])
@@ -120,6 +118,15 @@ def make_roles(
         pods, each = (sampler.replicas - shared) * hosts, sampler.devices_per_pod
         role = maker.role(SAMPLER, pods, threads, each, sampler.resources, least, code=code)
         yield replace(role, topology=topology_of(sampler.topology, role.pools), hosts=hosts)
+    for kind, workers in task.workers.items() if task is not None else ():
+        if (name := role_of(kind)) in pools:
+            memory = math.ceil(
+                (amount(workers.memory) + PROCESS_OVERHEAD) / 2**20
+            )  # with Ray's own processes
+            asked = ResourcesSpec(cpu=workers.cpu, memory=f"{memory}Mi", accelerators=0)
+            # Environments are code of the user's, models that score are not.
+            own = code if name == SIMULATOR else None
+            yield maker.role(name, workers.replicas, 1, asked=asked, code=own)
 
 
 def with_guests(learner: Role, sampler: Role, spec: RunSpec) -> Role:
@@ -180,10 +187,9 @@ class RoleMaker:
         *,
         code: CodeResourcesSpec | None = None,
         large_head: bool = False,
-        beside: Sequence[WorkersSpec] = (),
     ) -> Role:
         """A role; `accelerators` of a pod in a pool that has some, where nobody says. A head computes little, unless it is
-        `large_head`, or has workers `beside` it."""
+        `large_head`."""
         asked, pool = asked or ResourcesSpec(), self.pools[name][0]
         settings, images = self.settings, self.profile.images
         if pool.accelerator is None:
@@ -195,12 +201,6 @@ class RoleMaker:
         if name == HEAD:
             cpu = settings.head_cpu
             memory = memory if large_head else settings.head_memory
-        if beside:
-            more = sum(one.replicas * Decimal(str(one.cpu)) for one in beside)
-            cpu = f"{math.ceil((amount(cpu) + more) * 1000)}m"
-            threads += math.ceil(more)
-            total = amount(memory) + sum(one.replicas * amount(one.memory) for one in beside)
-            memory = f"{math.ceil(total / 2**20)}Mi"
         cores = max(threads, math.ceil(asked.cpu or 0))
         return Role(
             name,

@@ -110,10 +110,10 @@ def plan_service(
     if found := list(service_not_allowed(called, profile, spec, namespace, labels)):
         return Refused.because("NotAllowed", found, ask=ask(profile))
     by_name = {pool.name: pool for pool in profile.pools}
-    found = [_of_service(one) for one in wrong_pools(by_name, called, "pools", spec.pools)]
-    found += wrong_pools(by_name, called, HEAD, spec.head.pools)
+    found = [_of_service(one) for one in wrong_pools(by_name, called, ("spec", "pools"), spec.pools)]
+    found += wrong_pools(by_name, called, ("spec", HEAD), spec.head.pools)
     if spec.prefill is not None:
-        found += wrong_pools(by_name, called, PREFILL, spec.prefill.pools)
+        found += wrong_pools(by_name, called, ("spec", PREFILL), spec.prefill.pools)
     if found:
         return Refused.because("InvalidSpec", found)
     roles = _roles(spec, profile, by_name, settings)

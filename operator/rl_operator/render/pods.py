@@ -12,6 +12,7 @@ from rl_operator.model.names import (
     LEARNER,
     RAY_PORTS,
     SAMPLER,
+    SIMULATOR,
     STATUS_PORT,
     Manifest,
     attempt_name,
@@ -163,7 +164,7 @@ def _secrets(effective: Effective, role: Role) -> tuple[str, ...]:
     task, backend = effective.spec.given_task, effective.backend
     uploads = role.name == LEARNER and backend.learners_write and effective.in_object_store
     own = effective.spec.secrets if role.name == HEAD or backend.workers_need_secrets or uploads else ()
-    scores = role.name in (HEAD, SAMPLER) or (role.name == LEARNER and effective.shared > 0)
+    scores = role.name in (HEAD, SAMPLER, SIMULATOR) or (role.name == LEARNER and effective.shared > 0)
     here = task is not None and scores and role.code is None
     server = effective.spec.sampler.endpoint
     of_server = (server.secret,) if server is not None and server.secret and role.name == SAMPLER else ()

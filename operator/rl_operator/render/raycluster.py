@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from rl_operator.model.names import (
     BEGAN_ANNOTATIONS,
     HEAD,
-    LEARNER,
     PROFILE_ANNOTATION,
     QUEUE_LABEL,
-    SAMPLER,
     Manifest,
     secret_name,
 )
@@ -32,7 +30,8 @@ def cluster_spec(effective: Effective, attempt: int) -> Manifest:
             # KubeRay begins the job when all pods are there that it was asked for: samplers above the fewest are asked for
             # later (`rl_operator.decide.scaling`).
             worker_group(role, role.at_start, pod_template(effective, role, attempt))
-            for role in (effective.role(name) for name in (LEARNER, SAMPLER) if effective.has(name))
+            for role in effective.roles
+            if role.name != HEAD
         ],
     )
 

@@ -41,6 +41,16 @@ def test_a_table_of_what_roles_need(command: Command, capsys: pytest.CaptureFixt
     )
 
 
+def test_workers_of_the_task_are_counted(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    game = "{environment: tool-use, name: calculator, simulators: {replicas: 3, cpu: 0.5, memory: 2G}}"
+    change = ("{environment: reasoning-gym, name: chain_sum}", game)
+    assert command("--device-memory", "200G", change=change) == 0
+    assert "\nsimulators beside them: 3, each with 0.5 cores and 2.0 GB\n" in capsys.readouterr().out
+    assert command("--device-memory", "200G", "--json", change=change) == 0
+    found = json.loads(capsys.readouterr().out)["workers"]
+    assert found == {"simulator": {"replicas": 3, "cpu": 0.5, "memory": 2 * 10**9}}
+
+
 def test_a_run_that_cannot_fit_is_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     no_reference = ("coefficient: 0.01", "coefficient: 0")
     assert command("--device-memory", "80G", change=no_reference) == 2

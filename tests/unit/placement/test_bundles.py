@@ -38,15 +38,18 @@ def test_reward_models_have_bundles_of_their_own():
         "rewards": [{"rule": "model"}],
         "rewardModel": model,
     }
-    found = bundles(spec(task=task), marked=("head", "learner", "sampler"))
-    assert found[1:3] == [Bundle(f"reward model {n}", 2.5, role="head") for n in (0, 1)]
+    found = bundles(spec(task=task), marked=("head", "learner", "sampler", "reward-model"))
+    own = {"role": "reward-model", "share": WHOLE_PLACE}
+    assert found[1:3] == [Bundle(f"reward model {n}", 2.5, **own) for n in (0, 1)]
 
 
-def test_simulators_are_with_the_head():
+def test_simulators_have_nodes_of_their_own_where_nodes_are_marked():
     task = {"environment": "tool-use", "name": "calculator", "simulators": {"replicas": 2, "cpu": 1.5}}
-    for marked in ((), ("head", "learner", "sampler")):
-        found = bundles(spec(task=task), marked=marked)
-        assert found[1:3] == [Bundle(f"simulator {n}", 1.5, role="head" if marked else None) for n in (0, 1)]
+    alone = bundles(spec(task=task))
+    assert alone[1:3] == [Bundle(f"simulator {n}", 1.5) for n in (0, 1)]
+    found = bundles(spec(task=task), marked=("head",))
+    own = {"role": "simulator", "share": WHOLE_PLACE}
+    assert found[1:3] == [Bundle(f"simulator {n}", 1.5, **own) for n in (0, 1)]
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rl_api import RunSpec
 from rl_api.errors import PlacementError
+from rl_api.task import role_of
 from rl_trainer.placement.groups import ROLE_SHARE, WHOLE_PLACE, Bundle
 
 
@@ -26,8 +27,8 @@ def bundles(
         gpus: GPUs that the Ray cluster has. One each for learner processes, unless `learner.resources.accelerators` is 0,
             then for each sampler as many as it has parts, where there are enough for all of them and
             `sampler.resources.accelerators` does not say otherwise. Where there is none, CPUs do, with a core for each part.
-        marked: roles (head, learner, sampler) that have nodes of their own in the Ray cluster, each marked by a custom
-            resource of that name. Where the head has one, the others get them too, if only later.
+        marked: roles (head, learner, sampler, those of workers of the task) that have nodes of their own in the Ray cluster,
+            each marked by a custom resource of that name. Where the head has one, the others get them too, if only later.
         samplers: how many; None: `sampler.replicas`.
         gpus_of: of the nodes that are marked for a role, where there are such: the role has these and no others.
         warn: told, in a sentence, where samplers get no GPU because there are too few.
@@ -87,7 +88,7 @@ def bundles(
     return [
         # Ray refuses an empty bundle; the buffer computes next to nothing.
         Bundle("buffer", 0.01, role=mark("head")),
-        *_beside(spec, mark("head")),
+        *_beside(spec, mark),
         *map(learner, range(learners)),
         *(
             Bundle(name, sampler_cpus(sampler_gpus), sampler_gpus, mark("sampler"), share)
@@ -97,11 +98,12 @@ def bundles(
     ]
 
 
-def _beside(spec: RunSpec, mark: str | None) -> list[Bundle]:
-    """Workers for the task: on a cluster in the head's pod."""
+def _beside(spec: RunSpec, mark: Callable[[str], str | None]) -> list[Bundle]:
+    """Workers for the task: on a cluster each on a node of its own."""
     return [
-        Bundle(f"{kind} {rank}", workers.cpu, role=mark)
+        Bundle(f"{kind} {rank}", workers.cpu, role=role, share=ROLE_SHARE if role is None else WHOLE_PLACE)
         for kind, workers in spec.task.workers.items()
+        for role in [mark(role_of(kind))]
         for rank in range(workers.replicas)
     ]
 

@@ -20,7 +20,7 @@ from rl_operator.decide.queued import by_whom, enter, give_way, released, shown
 from rl_operator.decide.queueing import EVICTED
 from rl_operator.decide.status import IGNORED
 from rl_operator.model.decision import Decision, Note
-from rl_operator.model.names import SAMPLER
+from rl_operator.model.names import REPLACED
 from rl_operator.model.record import NODE_DRAINED
 from rl_operator.model.seen import Ray
 from rl_operator.model.workload import Fact
@@ -80,7 +80,9 @@ def evict(look: Look, attempt: Attempt, ray: Ray | None) -> Decision | Look:
 def _is_taken_back(look: Look, ray: Ray, eviction: Eviction) -> bool:
     """Whether the node stays after all, and the pods that wait for a checkpoint to leave it may stay too."""
     waits = eviction.reason == NODE_DRAINED and eviction.stopped_time is None and not ray.deleting
-    going = any(pod.deleting is not None and pod.role != SAMPLER for pod in look.world.pods_of(ray.attempt))
+    going = any(
+        pod.deleting is not None and pod.role not in REPLACED for pod in look.world.pods_of(ray.attempt)
+    )
     return waits and not going and leaving(look, ray) is None
 
 

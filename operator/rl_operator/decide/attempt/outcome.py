@@ -9,7 +9,7 @@ from typing import Final
 from rl_api.errors import INVALID_INPUT, REWARD_FAILED
 from rl_api.progress import Attempt, RunStatus
 from rl_operator.decide.diagnose import dead_pod, exit_code, failure_sentence, memory_sentence, one_line
-from rl_operator.model.names import SAMPLER
+from rl_operator.model.names import REPLACED
 from rl_operator.model.seen import Ray, World
 
 SUSPENDED: Final = "Suspended"
@@ -85,8 +85,11 @@ def _failed(world: World, ray: Ray) -> Outcome:
     if code in _SIGNALLED:
         return Outcome(INTERRUPTED, "the driver was told to stop")
     dead = dead_pod(world, ray.attempt)
-    # Attempts survive lost samplers: what became of one is no reason for an end that is not about samplers.
-    if dead is not None and (dead.role != SAMPLER or SAMPLER in failure_sentence(ray.message)):
+    # Attempts survive lost samplers and workers of the task: what became of one is no reason for an end that is not about
+    # these.
+    if dead is not None and (
+        dead.role not in REPLACED or dead.role.replace("-", " ") in failure_sentence(ray.message)
+    ):
         return Outcome(dead.reason, dead.message)
     if ray.reason and ray.reason != "AppFailed":
         return Outcome(ray.reason, one_line(ray.message) or "KubeRay says no more")
