@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from rl_trainer.flow.calls import MEANWHILE_SECONDS
 from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.flow.worker_group import Handle
 from rl_trainer.learner.group import Learners
+from rl_trainer.model.shared_folder import SharedFolder
 
 LIMIT = 60.0
 
@@ -113,6 +115,16 @@ def test_a_learner_that_stands_still_is_named_also_where_it_alone_is_asked(
         DeadlineExceeded, match=r"^learner 0: no sign of life .* while looking at a broadcast"
     ):
         Learners([actor], RunSpec.model_construct(), watch=watch).broadcast_failure()
+
+
+def test_learners_that_load_do_not_wait_for_a_sampler_that_stands_still(monkeypatch: pytest.MonkeyPatch):
+    """On one node it may be the one that copies the model for all of them."""
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
+    watch: Any = SimpleNamespace(pulse=Pulse(None, LIMIT), look=lambda: frozenset({"sampler 1"}))
+    actor = SimpleNamespace(start=SimpleNamespace(remote=lambda *_: "call"))
+    learners = Learners([actor], RunSpec.model_construct(), watch=watch)
+    with pytest.raises(DeadlineExceeded, match=r"^sampler 1: no sign of life .* while loading the model"):
+        learners.start(SharedFolder(Path("model"), "", "", (), 0), ["sampler 0", "sampler 1"])
 
 
 def test_where_nobody_is_silent_all_who_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch):

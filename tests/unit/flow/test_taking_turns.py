@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from rl_api.errors import ActorDied, CheckpointError, RLTrainError
+from rl_trainer.buffer.actor import BufferActor
+from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.flow import turns
 from rl_trainer.flow.leases import LEARNERS
 from rl_trainer.flow.turns import SharedDevice, Turn
@@ -133,6 +136,37 @@ def test_learners_look_at_something_else_while_they_wait(leases: Leases, monkeyp
     with turn.taken("training", meanwhile=look):
         pass
     assert waited == [look]
+
+
+def test_learners_wait_for_a_buffer_that_stands_still_no_longer_than_for_any_of_its_answers(
+    leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
+    turn = Turn(leases, ["learner 0"], lambda *_: 1, SpanRecorder("driver"), patience=5.0)
+    waited: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(turns, "answer", lambda *given: waited.append(given[1:]))
+    with turn.taken("training"):
+        pass
+    assert waited == [("buffer", "giving devices back", 5.0)]
+
+
+def test_a_process_that_loads_has_the_device_though_its_name_was_given_it_after_death():
+    """What a sampler asked for just before its death may arrive after the driver has told of that."""
+
+    async def story() -> None:
+        actor = BufferActor(BufferConfig(1, max_staleness=0, samplers=1))
+        await actor.release(0)
+        late = await actor.claim("sampler 0", ["learner 0"], 60.0)
+        waits = asyncio.create_task(actor.claim(LEARNERS, ["learner 0"], 60.0, 1))
+        await asyncio.sleep(0)
+        again = asyncio.create_task(actor.claim("sampler 0", ["learner 0"], 60.0, anew=True))
+        epoch = await waits
+        assert epoch is not None
+        assert late is not None
+        await actor.give_back("sampler 0", late)  # changes nothing
+        await actor.give_back(LEARNERS, epoch)
+        assert await again == epoch + 1
+
+    asyncio.run(story())
 
 
 def test_learners_that_fail_and_go_on_leave_devices_before_they_give_them_back(

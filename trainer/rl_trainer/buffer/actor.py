@@ -233,9 +233,11 @@ class BufferActor:
     # -- turns on devices that samplers and learners share, see `flow.turns` ------------------------------
 
     async def claim(
-        self, holder: str, devices: Sequence[str], timeout: float, priority: int = 0
+        self, holder: str, devices: Sequence[str], timeout: float, priority: int = 0, anew: bool = False
     ) -> int | None:
-        """See `LeaseDesk.claim`."""
+        """See `LeaseDesk.claim`. `anew`: by a process that has claimed nothing before: what one of its name had is over."""
+        if anew:
+            self._leases.died(holder)
         if holder == LEARNERS:  # from the claim on: what samplers took now would wait with them
             self._state.learning = True
         try:

@@ -46,10 +46,12 @@ class Turn:
         wait: Waits,
         spans: SpanRecorder,
         timeout: float = LEASE_SECONDS,
+        patience: float = ANSWER_SECONDS,
     ):
-        """`leases`: the actor that keeps them; `devices`: those that samplers use as well."""
+        """`leases`: the actor that keeps them; `devices`: those that samplers use as well; `timeout`: seconds to wait for
+        them; `patience`: seconds for what the actor answers at once."""
         self._leases, self._devices, self._wait, self._spans = leases, list(devices), wait, spans
-        self._timeout = timeout
+        self._timeout, self._patience = timeout, patience
         self._arrive: Callable[[], object] | None = None
         self._leave: Callable[[], object] | None = None
         self._epoch: int | None = None
@@ -94,7 +96,7 @@ class Turn:
             raise
         if not keep:
             call, self._epoch = self._leases.give_back.remote(LEARNERS, self._epoch), None
-            answer(call, "buffer", "giving devices back", ANSWER_SECONDS)
+            answer(call, "buffer", "giving devices back", self._patience)
 
     def _go(self) -> None:
         self._there = False
@@ -279,7 +281,8 @@ def device_for_loading(leases: Any, rank: int) -> Iterator[None]:
     Raises as `answer` does; DeadlineExceeded names who has it.
     """
     holder, within = f"sampler {rank}", LEASE_SECONDS + ANSWER_SECONDS
-    call = leases.claim.remote(holder, [device_of(rank)], LEASE_SECONDS)
+    # What a process before this one asked for may have arrived after its death was told.
+    call = leases.claim.remote(holder, [device_of(rank)], LEASE_SECONDS, anew=True)
     epoch = answer(call, "buffer", f"waiting for the device of {device_of(rank)} to load the model", within)
     try:
         yield

@@ -7,7 +7,7 @@ sentence which worker is the reason when it does not come.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -31,7 +31,13 @@ class Handle:
         (only,) = self.calls.values()
         return only
 
-    def wait(self, phase: str, timeout: float, meanwhile: Callable[[], bool] = lambda: False) -> list[Any]:
+    def wait(
+        self,
+        phase: str,
+        timeout: float,
+        meanwhile: Callable[[], bool] = lambda: False,
+        beside: Collection[str] = (),
+    ) -> list[Any]:
         """All results, in the order of the calls; as soon as all are there, or one has failed.
 
         One failure must be seen although the other workers go on waiting for the failed one in a collective; so must one
@@ -42,6 +48,7 @@ class Handle:
             timeout: seconds.
             meanwhile: called at once, and every `MEANWHILE_SECONDS` for as long as it asks for that; what it raises ends the
                 wait.
+            beside: others for whom these may wait: one of them that stands still ends the wait as well.
 
         Raises as `answer` does.
         """
@@ -56,7 +63,7 @@ class Handle:
             done, pending = ray.wait(pending, timeout=min(patience, MEANWHILE_SECONDS) if again else patience)
             if not done and time.monotonic() < deadline:
                 if watch is not None:
-                    check_alive(watch, {BUFFER, *names.values()}, phase)
+                    check_alive(watch, {BUFFER, *names.values(), *beside}, phase)
                 continue
             call = done[0] if done else pending[0]
             # Where several wait for each other, nobody knows which of them is the reason.

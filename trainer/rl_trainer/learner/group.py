@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,14 +79,16 @@ class Learners:
         """All ranks."""
         return WorkerGroup("learner", self.actors, self.watch)
 
-    def start(self, folder: SharedFolder) -> None:
-        """Loads the model on every rank and joins them."""
+    def start(self, folder: SharedFolder, beside: Collection[str] = ()) -> None:
+        """Loads the model on every rank and joins them. `beside`: others that open the folder now; on one node whoever comes
+        first makes the copy for all, and must not stand still."""
         self.size = folder.size
         timeout = START_TIMEOUT + folder.size / READ_RATE
         address = None
         if len(self.actors) > 1:
             address = self._first("rendezvous", "starting", START_TIMEOUT)
-        self._all("start", [(folder, address)] * len(self.actors), "loading the model", timeout)
+        handle = self.workers.all("start", folder, address)
+        handle.wait("loading the model", timeout, beside=beside)
 
     def start_reinforcement(self) -> None:
         """See `LearnerActor.start_reinforcement`."""

@@ -108,11 +108,11 @@ class Actors:
         )
         begun(samplers)
         if shared:
-            learners.turn = Turn(buffer.actor, shared, samplers.wait_for, spans)
+            learners.turn = Turn(buffer.actor, shared, samplers.wait_for, spans, patience=buffer.patience)
             if swapped:
                 learners.turn.move(learners.onload, learners.offload)
         if not swapped:
-            learners.start(folder)
+            learners.start(folder, [f"sampler {rank}" for rank in range(placement.samplers)])
         workers.wait_ready()
         samplers.wait_ready()
         broadcasts = Broadcasts(spec, learners, samplers, warn)

@@ -33,8 +33,13 @@ def link(source: str, target: str) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """A file or a folder once more."""
+    """A file or a folder once more; it appears whole or not at all, so that who is killed meanwhile leaves none for the next
+    attempt to find."""
+    half = target.with_name(f".{target.name}.half")
+    if half.is_dir():
+        shutil.rmtree(half)
     if source.is_dir():
-        shutil.copytree(source, target)
+        shutil.copytree(source, half)
     else:
-        shutil.copyfile(source, target)
+        shutil.copyfile(source, half)
+    os.replace(half, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -239,10 +240,16 @@ class RemoteFolder:
             after = {"KeyMarker": following}
 
     def download(self, name: str, target: Path) -> None:
-        """Copy a file from there. Raises FileNotFoundError when there is none."""
+        """Copy a file from there, which appears whole or not at all. Raises FileNotFoundError when there is none."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _sound(name):
-            self._files.get_file(self._path(name), str(target), callback=self._callback())
+        half = target.with_name(f".{target.name}.half")
+        try:
+            with _sound(name):
+                self._files.get_file(self._path(name), str(half), callback=self._callback())
+            os.replace(half, target)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise
 
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with all that is in it; one that is not there is as good as deleted."""
