@@ -5,12 +5,13 @@ from __future__ import annotations
 import mmap
 import re
 from pathlib import Path
+from platform import release
 from tempfile import NamedTemporaryFile
 
 import pytest
 
-from rl_trainer.flow import store_pages
-from rl_trainer.flow.store_pages import forget_store_pages, shared_bytes, store_mappings
+from rl_trainer.flow import ray_store, store_pages
+from rl_trainer.flow.store_pages import forget_store_pages, recall_store_pages, shared_bytes, store_mappings
 
 SIZE = 8 << 20
 
@@ -70,6 +71,35 @@ def test_some_pages_in_memory_may_stay():
             forget_store_pages(keep=SIZE - 1)
             assert resident(start) == 0
             assert shared[:] == b"a" * SIZE
+
+
+def test_forgotten_pages_are_recalled_with_their_content():
+    with NamedTemporaryFile(prefix="plasma", dir="/dev/shm") as file:
+        file.truncate(SIZE)
+        with mmap.mmap(file.fileno(), SIZE) as shared:
+            shared[:] = b"a" * SIZE
+            ((start, _),) = store_mappings(Path("/proc/self/maps").read_text().splitlines())
+            assert forget_store_pages()
+            recall_store_pages(start + 5, SIZE // 2 - 5)
+            kernel = tuple(map(int, re.findall(r"\d+", release())[:2]))
+            found, wanted = resident(start), SIZE >> 11 if kernel >= (5, 14) else 0
+            assert wanted <= found <= wanted + 64, "the kernel may have some of its neighbours"
+            assert shared[:] == b"a" * SIZE
+    recall_store_pages(start, SIZE)  # where nothing is any more
+
+
+def test_the_place_is_recalled_that_came_next_the_last_time(monkeypatch: pytest.MonkeyPatch):
+    recalled: list[tuple[int, int]] = []
+    monkeypatch.setattr(ray_store, "recall_store_pages", lambda *place: recalled.append(place))
+    places = ray_store._Places()
+    for place in (10, 20, 50, 60, 10, 30, 50, 60, 10):
+        places.recall()
+        places.add(place, place + 1)
+    assert recalled == [(20, 21), (60, 61), (10, 11)], "after 30 nothing had come yet"
+    places.add(0, 0)  # something else
+    places.recall()
+    assert len(recalled) == 3
+    assert not places.known
 
 
 def test_without_a_list_of_mappings_nothing_happens(tmp_path: Path):

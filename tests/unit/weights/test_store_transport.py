@@ -75,7 +75,7 @@ def test_a_block_is_put_while_the_next_is_made():
         store.made.release()
 
     shapes = {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
-    published = StorePublisher(store, 0, limit=416).publish(Offer(lambda: TensorSource(shapes, items)), 4)
+    published = StorePublisher(store, 0, limit=512).publish(Offer(lambda: TensorSource(shapes, items)), 4)
     assert published is not None
     assert published.blocks == list(range(5))
     assert len(store.threads) == 1

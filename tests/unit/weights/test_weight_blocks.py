@@ -132,20 +132,20 @@ def test_a_damaged_block_is_named(number: int):
 @pytest.mark.parametrize(
     ("wrong", "found"),
     [
-        (lambda blocks: blocks[:-1], "version 3: expected block 6 of 6, found none"),
-        (lambda blocks: blocks[1:], "version 3: expected block 1 of 6, found 2 of 6 of version 3"),
-        (lambda blocks: [blocks[0], *packed(4)[1:]], "expected block 2 of 6, found 2 of 6 of version 4"),
+        (lambda blocks: blocks[:-1], "version 3: expected block 7 of 7, found none"),
+        (lambda blocks: blocks[1:], "version 3: expected block 1 of 7, found 2 of 7 of version 3"),
+        (lambda blocks: [blocks[0], *packed(4)[1:]], "expected block 2 of 7, found 2 of 7 of version 4"),
         (
             lambda blocks: [blocks[1], blocks[0], *blocks[2:]],
-            "expected block 1 of 6, found 2 of 6 of version 3",
+            "expected block 1 of 7, found 2 of 7 of version 3",
         ),
-        (lambda blocks: [*blocks, blocks[0]], "expected block 7 of 6, found 1 of 6 of version 3"),
+        (lambda blocks: [*blocks, blocks[0]], "expected block 8 of 7, found 1 of 7 of version 3"),
         (lambda blocks: [], "found none"),
     ],
     ids=["the last is missing", "the first is missing", "two versions", "order", "one too many", "none"],
 )
 def test_blocks_that_are_not_all_of_one_version_are_refused(wrong, found: str):
-    assert len(packed()) == 6
+    assert len(packed()) == 7
     with pytest.raises(ModelError, match=re.escape(found)):
         unpack_weights(wrong(packed()))
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError
 
-from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
+from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages, recall_store_pages
+
+# What this process has put is here already.
+_AT_ONCE = 60.0
+# Blocks of a few versions of the largest models.
+_MOST_PLACES = 1 << 16
 
 
 class RayStore:
@@ -21,12 +27,16 @@ class RayStore:
 
     def __init__(self) -> None:
         self.put_bytes = self.taken_bytes = 0
+        self._places = _Places()
 
     def put(self, value: Any) -> ray.ObjectRef[Any]:
-        """Keeps a value as long as somebody has its reference."""
+        """Keeps a value as long as somebody has its reference. One caller at a time."""
+        self._places.recall()
         reference = ray.put(value)
-        self.put_bytes += _bytes(value)
-        forget_store_pages(keep=KEPT_BYTES)
+        size = _bytes(value)
+        self.put_bytes += size
+        if forget_store_pages(keep=KEPT_BYTES) or self._places.known:
+            self._places.add(_place_of(reference), size)
         return reference
 
     def get(self, handles: Sequence[ray.ObjectRef[Any]], timeout: float) -> list[Any]:
@@ -43,8 +53,46 @@ class RayStore:
         return found
 
 
+class _Places:
+    """Where objects were put one after the other: versions take turns in the same memory, whose pages this process has
+    forgotten in the meantime. All of this is a guess, on which nothing but time depends.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[
+            int, tuple[int, int]
+        ] = {}  # of a place the one that was put to after it, and its bytes
+        self._last = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether there are any."""
+        return self._last != 0
+
+    def recall(self) -> None:
+        """Has the pages of the place that is likely to be put to next."""
+        if found := self._next.get(self._last):
+            recall_store_pages(*found)
+
+    def add(self, place: int, size: int) -> None:
+        """Something of `size` bytes has been put to `place`; 0: it is not known where."""
+        if place and self._last:
+            if len(self._next) >= _MOST_PLACES:
+                self._next.clear()
+            self._next[self._last] = place, size
+        self._last = place
+
+
+def _place_of(reference: ray.ObjectRef[Any]) -> int:
+    """Address of the array of a block of weights; 0 of other things."""
+    array = getattr(ray.get(reference, timeout=_AT_ONCE), "block", None)
+    return int(array.ctypes.data) if isinstance(array, np.ndarray) else 0
+
+
 def _bytes(value: Any) -> int:
     """Of the arrays of a block of weights, or of changes of some; of other things, which are small, 0."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return sum(map(_bytes, value))
-    return sum(int(getattr(part, "nbytes", 0)) for part in getattr(value, "__dict__", {}).values())
+    if (found := getattr(value, "nbytes", None)) is not None:
+        return int(found)
+    return sum(map(_bytes, getattr(value, "__dict__", {}).values()))

@@ -13,6 +13,8 @@ from pathlib import Path
 # Bytes of the store that a process may keep in its resident set, where it reads or writes weights: with them and three
 # blocks, publishing stays below 300 MB. To write a page that is still there takes a quarter of the time of one that is not.
 KEPT_BYTES = 208 << 20
+# Linux 5.14 and later; to others it means nothing, and nothing happens.
+_MADV_POPULATE_READ = 22
 _MAPS = Path("/proc/self/maps")
 _STATUS = Path("/proc/self/status")
 _STORE = "plasma"
@@ -22,19 +24,20 @@ _MEMORY = " /dev/shm/"
 _in_memory: list[bool] = []
 
 
-def forget_store_pages(maps: Path = _MAPS, *, keep: int = 0) -> None:
+def forget_store_pages(maps: Path = _MAPS, *, keep: int = 0) -> bool:
     """Takes the store's pages out of this process's resident set; they stay in the store and come back when they are read.
 
     At any moment, whatever other threads do. Where there is no such list of mappings (not Linux), nothing happens. Pages of
-    a store in /dev/shm stay as long as no more than `keep` bytes of shared memory are resident.
+    a store in /dev/shm stay as long as no more than `keep` bytes of shared memory are resident. Returns whether they were
+    more.
     """
     few = shared_bytes() <= keep
     if few and _in_memory:
-        return
+        return False
     try:
         lines = maps.read_text().splitlines()
     except OSError:
-        return
+        return False
     if few:
         found = len(store_mappings(lines))
         lines = [line for line in lines if _MEMORY not in line]
@@ -43,6 +46,16 @@ def forget_store_pages(maps: Path = _MAPS, *, keep: int = 0) -> None:
     for start, end in store_mappings(lines):
         # What this throws away of a private mapping would be lost, of a shared one it is the file's.
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+    return not few
+
+
+def recall_store_pages(start: int, size: int) -> None:
+    """Takes pages that were forgotten back into this process's resident set, before they are written: many at a time, in a
+    fifth of the time that it takes to have each at its first byte. Where there are none at `start`, nothing happens.
+    """
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    length = ctypes.c_size_t(start + size - first)
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), length, _MADV_POPULATE_READ)
 
 
 def shared_bytes(status: Path = _STATUS) -> int:

@@ -35,7 +35,7 @@ from rl_trainer.model.packing import Packing
 from rl_trainer.model.rows import Rows, whole, whole_rows
 from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.payload import shapes_of
-from rl_trainer.weights.source import LazyTensor
+from rl_trainer.weights.source import LazyTensor, can_be_shared
 
 
 class Block(nn.Module):
@@ -336,8 +336,13 @@ class Decoder(nn.Module):
             alone = tuple(value.shape) == part.shape and not part.turned and part.name not in changed
             return partial(whole_rows, value) if alone else None
 
+        def shared(part: Part) -> bool:
+            return not part.turned and part.name not in changed and can_be_shared(fused[part.fused])
+
         return {
-            part.name: LazyTensor(fused[part.fused].dtype, part.shape, partial(make, part), rows(part))
+            part.name: LazyTensor(
+                fused[part.fused].dtype, part.shape, partial(make, part), rows(part), shared(part)
+            )
             for part in parts(self.config)
         }
 

@@ -33,7 +33,7 @@ from rl_trainer.model.row_packing import RowPacking
 from rl_trainer.model.rows import Rows, fill, whole, whole_rows
 from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.payload import shapes_of
-from rl_trainer.weights.source import LazyTensor
+from rl_trainer.weights.source import LazyTensor, can_be_shared
 
 # Old files hold these, which models compute now; the library leaves them out of every family's files.
 _COMPUTED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
@@ -318,7 +318,9 @@ class LibraryModel(nn.Module):
                 own[_plain(name)] = LazyTensor(value.dtype, shape, partial(_merged, value, module))
             else:
                 rows = partial(whole_rows, value) if shape else None
-                own[_plain(name)] = LazyTensor(value.dtype, shape, partial(whole, value), rows)
+                own[_plain(name)] = LazyTensor(
+                    value.dtype, shape, partial(whole, value), rows, can_be_shared(value)
+                )
         return own
 
     def load_hf_state_dict(self, tensors: Mapping[str, Rows], where: str = "weights") -> None:

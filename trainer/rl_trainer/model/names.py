@@ -152,7 +152,11 @@ def _ignored(name: str, config: DecoderConfig) -> bool:
 
 def interleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Hugging Face's order of a head's rows (first halves, then second halves) to neighbours; [N * D, ...] -> same."""
-    return rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    return _interleaved(rows, head_dim).reshape(rows.shape)
+
+
+def _interleaved(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    return rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2)
 
 
 def deinterleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -171,9 +175,12 @@ def fuse(config: DecoderConfig, tensors: Mapping[str, Rows], target: Mapping[str
 
 
 def _read(tensor: Rows, head_dim: int | None, first: int, last: int) -> torch.Tensor:
-    """Rows of a tensor, interleaved within heads of `head_dim` rows unless that is None."""
+    """Rows of a tensor, interleaved within heads of `head_dim` rows unless that is None: of whole heads a view, [heads,
+    head_dim / 2, 2, ...], so that whoever copies it does so once."""
     if head_dim is None:
         return tensor[first:last]
+    if first % head_dim == 0 == last % head_dim:
+        return _interleaved(tensor[first:last], head_dim)
     start = first // head_dim * head_dim  # whole heads
     heads = interleave(tensor[start : -(-last // head_dim) * head_dim], head_dim)
     return heads[first - start : last - start]

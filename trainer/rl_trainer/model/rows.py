@@ -90,12 +90,13 @@ def fill(tensor: Tensor, source: Rows) -> None:
 def fill_part(tensor: Tensor, start: int, stop: int, read: Callable[[int, int], Tensor]) -> None:
     """Copies those of the rows `start` up to `stop` of the whole `tensor` that this process holds.
 
-    `read(first, last)`: rows of the part, counted from `start`.
+    `read(first, last)`: rows of the part, counted from `start`, their numbers in this order in any shape.
     """
     here, offset = local(tensor), first_row(tensor)
     first, last = max(start, offset), min(stop, offset + len(here))
     if first < last:
-        here[first - offset : last - offset].copy_(read(first - start, last - start))
+        values = read(first - start, last - start)
+        here[first - offset : last - offset].view(values.shape).copy_(values)
 
 
 def copies(tensor: Tensor, rank: int, ranks: int) -> tuple[int, int]:

@@ -23,7 +23,8 @@ from rl_trainer.weights.source import LazyTensor, TensorSource
 # Bytes of a block at most: many blocks to a version, so that one is put into the store while the next is made.
 BLOCK_BYTES = 24 << 20
 # At which bytes of a block a tensor may begin; pieces of one are multiples of it, so that no number is cut.
-_ALIGNMENT = 16
+# Ray's store puts each buffer of a value at a multiple of it, so that buffers of such sizes lie there without a gap.
+_ALIGNMENT = 64
 
 
 class Place(NamedTuple):
@@ -154,24 +155,24 @@ def pack_weights(
     Args:
         source: the tensors.
         version: of them.
-        limit: a multiple of 16.
+        limit: a multiple of 64.
         room: memory for so many bytes, where a block is made; a block is good until it is handed out again.
     """
-    parts = list(_parts(source, limit))
-    taken = _Taken(source.items())
+    parts = list(parts_of(source, limit))
+    taken = Taken(source.items())
     for number, index in enumerate(parts):
         yield _pack(index, taken, room, version, number, len(parts))
     taken.finish()
 
 
-def _parts(source: TensorSource, limit: int) -> Iterator[Index]:
+def parts_of(source: TensorSource, limit: int) -> Iterator[Index]:
     """Which tensors are in which block, and where; at least one block."""
     index: dict[str, Place] = {}
     offset = 0
     for name, size in source.sizes().items():
         dtype, shape = source.shapes[name]
         described = str(dtype).removeprefix("torch."), tuple(shape)
-        if size <= limit < offset + _padded(size):
+        if size <= limit < offset + padded(size):
             yield index
             index, offset = {}, 0
         first = 0
@@ -181,13 +182,13 @@ def _parts(source: TensorSource, limit: int) -> Iterator[Index]:
                 index, offset = {}, 0
             count = min(size - first, limit - offset)
             index[name] = Place(*described, offset, first, count)
-            offset, first = offset + _padded(count), first + count
+            offset, first = offset + padded(count), first + count
             if first == size:
                 break
     yield index
 
 
-class _Taken:
+class Taken:
     """What a source makes, held only until the last byte of it is in a block."""
 
     def __init__(self, items: Iterator[tuple[str, Tensor]]):
@@ -199,14 +200,19 @@ class _Taken:
         """Fills `target`, uint8 on the host, with the next bytes, which are of tensor `name`."""
         filled = 0
         while filled < target.numel():
-            if self._bytes is None:
-                self._make(name)
-            assert self._bytes is not None
-            count = min(self._bytes.numel(), target.numel() - filled)
-            target[filled : filled + count].copy_(self._bytes[:count])
-            filled += count
-            # Before the next one is made.
-            self._bytes = self._bytes[count:] if count < self._bytes.numel() else None
+            part = self.take(name, target.numel() - filled)
+            target[filled : filled + part.numel()].copy_(part)
+            filled += part.numel()
+            del part  # before the next one is made
+
+    def take(self, name: str, most: int) -> Tensor:
+        """The next bytes of tensor `name`, uint8 on its device: at most so many, and one at least."""
+        if self._bytes is None:
+            self._make(name)
+        assert self._bytes is not None
+        found, left = self._bytes[:most], self._bytes[most:]
+        self._bytes = left if left.numel() else None
+        return found
 
     def _make(self, name: str) -> None:
         made, tensor = next(self._items)
@@ -222,14 +228,13 @@ class _Taken:
 
 
 def _pack(
-    index: Index, taken: _Taken, room: Callable[[int], Tensor], version: int, number: int, blocks: int
+    index: Index, taken: Taken, room: Callable[[int], Tensor], version: int, number: int, blocks: int
 ) -> WeightsBlock:
-    end = max((place.offset + _padded(place.size) for place in index.values()), default=0)
-    block = room(end)
+    block = room(end_of(index))
     for name, place in index.items():
         last = place.offset + place.size
         taken.copy_into(block[place.offset : last], name)
-        block[last : place.offset + _padded(place.size)] = 0
+        block[last : place.offset + padded(place.size)] = 0
     array = block.numpy()
     return WeightsBlock(version, number, blocks, array, index, checksum_of(array))
 
@@ -272,5 +277,11 @@ def _unpack(one: WeightsBlock) -> dict[str, tuple[Place, Tensor]]:
     }
 
 
-def _padded(size: int) -> int:
+def end_of(index: Index) -> int:
+    """Bytes of a block."""
+    return max((place.offset + padded(place.size) for place in index.values()), default=0)
+
+
+def padded(size: int) -> int:
+    """Bytes of a block that a tensor of `size` bytes takes."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT

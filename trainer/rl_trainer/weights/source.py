@@ -29,10 +29,13 @@ class TensorSource:
         items: name and tensor, on any device, contiguous or not, in the order of `shapes`; a large one in pieces, an item
             each, that are one after the other along its first dimension. A tensor may share memory with the model: it is
             to be copied before the next item is asked for, and never written to.
+        shared: names of tensors of which every item is the model's own memory on the host, and stays as it is for as long
+            as the model is not changed: they need not be copied at once.
     """
 
     shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     items: Callable[[], Iterator[tuple[str, Tensor]]]
+    shared: frozenset[str] = frozenset()
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name."""
@@ -43,18 +46,19 @@ class TensorSource:
 class LazyTensor:
     """A tensor that `make` makes when it is wanted; see `TensorSource` for what it may be.
 
-    `rows`, where there is such a thing: makes its rows from one number up to another.
+    `rows`, where there is such a thing: makes its rows from one number up to another. `shared`: see there.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     make: Callable[[], Tensor]
     rows: Callable[[int, int], Tensor] | None = None
+    shared: bool = False
 
     @classmethod
     def of(cls, tensor: Tensor) -> LazyTensor:
         """One that is there already."""
-        return cls(tensor.dtype, tuple(tensor.shape), lambda: tensor)
+        return cls(tensor.dtype, tuple(tensor.shape), lambda: tensor, shared=can_be_shared(tensor))
 
     def to(self, dtype: torch.dtype) -> LazyTensor:
         """In another number format; numbers that are whole stay as they are."""
@@ -65,9 +69,10 @@ class LazyTensor:
         return LazyTensor(dtype, self.shape, lambda: self.make().to(dtype), part)
 
     def pieces(self, limit: int) -> Iterator[Tensor]:
-        """All of it, in pieces of at most `limit` bytes or one row where its rows can be made, else in one."""
+        """All of it, in pieces of at most `limit` bytes or one row where its rows can be made, else in one; in one as well
+        where that takes no memory."""
         size = self.dtype.itemsize * math.prod(self.shape)
-        if self.rows is None or size <= limit:
+        if self.rows is None or self.shared or size <= limit:
             yield self.make()
             return
         each = max(1, limit * self.shape[0] // size)
@@ -89,7 +94,13 @@ def source_of(tensors: Mapping[str, LazyTensor], limit: int = PIECE_BYTES) -> Te
     return TensorSource(
         {name: (tensors[name].dtype, tensors[name].shape) for name in names},
         lambda: chain.from_iterable(_named(name, tensors[name].pieces(limit)) for name in names),
+        frozenset(name for name in names if tensors[name].shared),
     )
+
+
+def can_be_shared(tensor: Tensor) -> bool:
+    """Whether its bytes lie in this process's memory one after the other, all of them."""
+    return type(tensor.data) is Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def _named(name: str, pieces: Iterator[Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from rl_api.errors import DeadlineExceeded
-from rl_trainer.weights.payload import BLOCK_BYTES, Rooms, WeightsBlock, pack_weights, unpack_weights
+from rl_trainer.weights.gathered import GatheredBlock, gather_weights
+from rl_trainer.weights.payload import BLOCK_BYTES, Rooms, unpack_weights
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.base import Offer, Store
 from rl_trainer.weights.transports.publication import Publication
@@ -29,7 +30,7 @@ class StorePublisher:
         if self._rank:
             take_part(source)
             return None
-        blocks = put_blocks(self._store, pack_weights(source, version, self._limit, self._rooms))
+        blocks = put_blocks(self._store, gather_weights(source, version, self._rooms, self._limit))
         return Publication(version, "objectStore", blocks)
 
 
@@ -45,7 +46,7 @@ class StoreReceiver:
         return unpack_weights(take_blocks(self._store, publication, self._place, timeout))
 
 
-def put_blocks(store: Store, blocks: Iterator[WeightsBlock]) -> list[Any]:
+def put_blocks(store: Store, blocks: Iterator[GatheredBlock]) -> list[Any]:
     """Their handles. Each is put by a thread while the next is made here, as what makes it may be a collective; when a block
     is asked for, those before the last are in the store.
     """
