@@ -22,11 +22,14 @@ Of what this machine's memory has no room for nothing is measured, and it is sai
 from __future__ import annotations
 
 import argparse
+import mmap
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -38,8 +41,10 @@ from torch.nn.functional import cross_entropy
 from weights_sides import NAIVE, WAIT, LearnerSide, SamplerSide, config_of
 
 from rl_trainer.flow.ray_store import RayStore
+from rl_trainer.flow.store_pages import recall_store_pages
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.run.ray_session import ray_session
+from rl_trainer.weights.payload import checksum_of
 from rl_trainer.weights.source import source_of
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.delta import DeltaPublisher, DeltaReceiver
@@ -104,13 +109,43 @@ def by_ray(actor: Any, method: str, *arguments: Any) -> Callable[[], Any]:
     return lambda: ray.get(reference, timeout=WAIT)
 
 
-def copy_speed(size: int, clock: Callable[[], float] = time.perf_counter) -> float:
+def copy_speed(size: int) -> float:
     """Bytes/s of one copy of `size` bytes within memory that was touched before."""
     source = np.full(size, 1, np.uint8)
     target = source.copy()
-    start = clock()
+    start = time.perf_counter()
     np.copyto(target, source)
-    return size / (clock() - start)
+    return size / (time.perf_counter() - start)
+
+
+def milliseconds_of(size: int = 100_000_000) -> dict[str, float]:
+    """Of a processor, for `size` bytes: what a version cannot do without, and what pages of shared memory add to a copy."""
+    source, target = np.full(size, 1, np.uint8), np.full(size, 2, np.uint8)
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def timed(work: Callable[[], Any]) -> float:
+        start = time.thread_time()
+        work()
+        return 1000 * (time.thread_time() - start)
+
+    found = {
+        "copy": statistics.median(timed(lambda: np.copyto(target, source)) for _ in range(5)),
+        "checksum": statistics.median(timed(lambda: checksum_of(source)) for _ in range(5)),
+    }
+    with TemporaryFile(dir="/dev/shm") as file:
+        file.truncate(pages)
+        shared = mmap.mmap(file.fileno(), pages)
+    array = np.frombuffer(shared, np.uint8, size)
+    copy = partial(np.copyto, array, source)
+    found["copy to new pages"] = timed(copy)
+    found["copy to mapped pages"] = timed(copy)
+    shared.madvise(mmap.MADV_DONTNEED)
+    found["copy to pages given back"] = timed(copy)
+    shared.madvise(mmap.MADV_DONTNEED)
+    found["copy to pages recalled at once"] = timed(
+        partial(recall_store_pages, array.ctypes.data, size)
+    ) + timed(copy)
+    return found
 
 
 @dataclass(frozen=True)
@@ -258,13 +293,17 @@ def main() -> int:
         )
     columns = ["", "MB/s", "x naive", "of copy", "publish ms", "receive ms", "pause ms", "pause %"]
     columns += ["learner cpu ms", "sampler cpu ms", "MB sent"]
-    computed = statistics.median(copy_speed(COPIED, time.thread_time) for _ in range(3))
-    print(f"one copy of 100 MB: {1e11 / computed:.1f} ms of a processor")
+    bounds = milliseconds_of()
+    print("100 MB, ms of a processor: " + ", ".join(f"{kind} {value:.1f}" for kind, value in bounds.items()))
     print(
         f"real steps: {100 * statistics.median(one.changed for one in steps):.2f} % of the elements change, "
         f"{100 * statistics.median(one.sent for one in steps):.2f} % of the bytes are sent"
     )
-    meta = {"real_steps": [[one.changed, one.sent] for one in steps], "share": options.share}
+    meta = {
+        "real_steps": [[one.changed, one.sent] for one in steps],
+        "share": options.share,
+        "milliseconds": bounds,
+    }
     return 0 if table.report("weights", columns, shown, meta, checks_of(rows, steps), options.out) else 1
 
 
