@@ -27,18 +27,20 @@ TENSORS = {
     "turned": torch.arange(90_000.0).view(300, 300).T,
     "rows": torch.arange(600_000).to(torch.bfloat16).view(1000, 600),
     "made": torch.arange(300_000).to(torch.bfloat16).view(1000, 300),
+    "narrowed": torch.linspace(0, 1, 150_000).to(torch.bfloat16).view(300, 500),
     "none": torch.zeros(0, 3),
     "scalar": torch.tensor(7),
 }
 
 
 def source() -> TensorSource:
-    """`turned` is no memory that can be lent; `made` is made in pieces, when it is asked for."""
+    """`turned` is no memory that can be lent; `made` is made in pieces, when it is asked for; `narrowed` is kept in fp32."""
     tensors = {name: LazyTensor.of(value) for name, value in TENSORS.items()}
     made = TENSORS["made"]
     tensors["made"] = replace(
         tensors["made"], make=made.clone, rows=lambda first, last: made[first:last].clone(), shared=False
     )
+    tensors["narrowed"] = LazyTensor.of(torch.linspace(0, 1, 150_000).view(300, 500)).to(torch.bfloat16)
     return source_of(tensors, limit=300_000)
 
 

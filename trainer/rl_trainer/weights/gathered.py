@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 from xxhash import xxh3_64
 
@@ -71,16 +72,17 @@ def gather_weights(
 def _gather(index: Index, taken: Taken, room: Tensor, shared: frozenset[str]) -> Iterator[Bytes]:
     first = last = 0  # of `room`: copied, and not given yet
     for name, place in index.items():
+        dtype: torch.dtype = getattr(torch, place.dtype)
         lent = place.size - place.size % padded(1) if name in shared and place.size >= _LEAST_SHARED else 0
         if lent:
             yield from _cut(room[first:last])
             first = last = place.offset + lent
             while lent:
-                part = taken.take(name, lent)
-                yield from _cut(part)
-                lent -= part.numel()
+                part = taken.take(name, lent // dtype.itemsize)
+                yield from _cut(part.view(torch.uint8))
+                lent -= part.nbytes
         end = place.offset + place.size
-        taken.copy_into(room[last:end], name)
+        taken.copy_into(room[last:end], name, dtype)
         last = place.offset + padded(place.size)
         room[end:last] = 0
     yield from _cut(room[first:last])

@@ -193,25 +193,26 @@ class Taken:
 
     def __init__(self, items: Iterator[tuple[str, Tensor]]):
         self._items = items
-        # uint8, on the tensor's device: what is left of the piece that was made last.
-        self._bytes: Tensor | None = None
+        # Flat: what is left of the piece that was made last.
+        self._left: Tensor | None = None
 
-    def copy_into(self, target: Tensor, name: str) -> None:
-        """Fills `target`, uint8 on the host, with the next bytes, which are of tensor `name`."""
+    def copy_into(self, target: Tensor, name: str, dtype: torch.dtype) -> None:
+        """Fills `target`, uint8 on the host, with the next bytes in number format `dtype`, which are of tensor `name`."""
         filled = 0
         while filled < target.numel():
-            part = self.take(name, target.numel() - filled)
-            target[filled : filled + part.numel()].copy_(part)
-            filled += part.numel()
+            part = self.take(name, (target.numel() - filled) // dtype.itemsize)
+            end = filled + part.numel() * dtype.itemsize
+            target[filled:end].view(dtype).copy_(part)
+            filled = end
             del part  # before the next one is made
 
     def take(self, name: str, most: int) -> Tensor:
-        """The next bytes of tensor `name`, uint8 on its device: at most so many, and one at least."""
-        if self._bytes is None:
+        """The next numbers of tensor `name` as they were made, flat: at most so many, and one at least."""
+        if self._left is None:
             self._make(name)
-        assert self._bytes is not None
-        found, left = self._bytes[:most], self._bytes[most:]
-        self._bytes = left if left.numel() else None
+        assert self._left is not None
+        found, left = self._left[:most], self._left[most:]
+        self._left = left if left.numel() else None
         return found
 
     def _make(self, name: str) -> None:
@@ -219,7 +220,7 @@ class Taken:
         while not tensor.numel():  # one without numbers has no bytes to ask for
             made, tensor = next(self._items)
         assert made == name, f"{made} came, {name} was to come"
-        self._bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        self._left = tensor.detach().contiguous().reshape(-1)
 
     def finish(self) -> None:
         """Runs the source to its end, as the other ranks do."""
@@ -233,7 +234,7 @@ def _pack(
     block = room(end_of(index))
     for name, place in index.items():
         last = place.offset + place.size
-        taken.copy_into(block[place.offset : last], name)
+        taken.copy_into(block[place.offset : last], name, getattr(torch, place.dtype))
         block[last : place.offset + padded(place.size)] = 0
     array = block.numpy()
     return WeightsBlock(version, number, blocks, array, index, checksum_of(array))

@@ -28,7 +28,8 @@ class TensorSource:
         shapes: dtype and shape by name; on every rank the same, in the same order.
         items: name and tensor, on any device, contiguous or not, in the order of `shapes`; a large one in pieces, an item
             each, that are one after the other along its first dimension. A tensor may share memory with the model: it is
-            to be copied before the next item is asked for, and never written to.
+            to be copied before the next item is asked for, and never written to. It may be in a wider number format than
+            `shapes` says, in which it is to be copied.
         shared: names of tensors of which every item is the model's own memory on the host, and stays as it is for as long
             as the model is not changed: they need not be copied at once.
     """
@@ -47,6 +48,7 @@ class LazyTensor:
     """A tensor that `make` makes when it is wanted; see `TensorSource` for what it may be.
 
     `rows`, where there is such a thing: makes its rows from one number up to another. `shared`: see there.
+    `wide`: what it is the same as in another number format.
     """
 
     dtype: torch.dtype
@@ -54,6 +56,7 @@ class LazyTensor:
     make: Callable[[], Tensor]
     rows: Callable[[int, int], Tensor] | None = None
     shared: bool = False
+    wide: LazyTensor | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> LazyTensor:
@@ -64,13 +67,14 @@ class LazyTensor:
         """In another number format; numbers that are whole stay as they are."""
         if not self.dtype.is_floating_point or dtype == self.dtype:
             return self
-        rows = self.rows
-        part = None if rows is None else lambda first, last: rows(first, last).to(dtype)
-        return LazyTensor(dtype, self.shape, lambda: self.make().to(dtype), part)
+        return LazyTensor(dtype, self.shape, lambda: self.make().to(dtype), wide=self)
 
     def pieces(self, limit: int) -> Iterator[Tensor]:
         """All of it, in pieces of at most `limit` bytes or one row where its rows can be made, else in one; in one as well
-        where that takes no memory."""
+        where that takes no memory. Those of `wide`, where there is that."""
+        if self.wide is not None:
+            yield from self.wide.pieces(limit)
+            return
         size = self.dtype.itemsize * math.prod(self.shape)
         if self.rows is None or self.shared or size <= limit:
             yield self.make()
