@@ -51,7 +51,7 @@ class GatheredBlock:
 
     def __reduce__(self) -> tuple[Callable[..., WeightsBlock], tuple[Any, ...]]:
         head = self.version, self.number, self.blocks, self.index, self.checksum
-        return _joined, (*head, *map(PickleBuffer, self.buffers))
+        return _joined, (*head, *(PickleBuffer(buffer.data) for buffer in self.buffers))
 
 
 def gather_weights(
