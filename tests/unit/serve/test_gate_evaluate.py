@@ -24,6 +24,7 @@ from rl_serve.gate.heldout import load_heldout
 from rl_serve.gate.probe import parse_probe
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.model.presets import write_tiny
+from rl_trainer.run import lineage
 from rl_trainer.run.fixed import fixed_of
 from rl_trainer.run.lineage import lineage_of
 from rl_trainer.tasks.sources import read_data
@@ -134,6 +135,19 @@ def test_the_prompts_are_those_that_training_never_sees(made: Path) -> None:
     held = {prompt.text for prompt in found.prompts}
     assert len(held) == 40
     assert held.isdisjoint({found.task.prompt(index).text for index in range(300)})
+
+
+def test_of_what_training_rewarded_not_even_the_source_is_read(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A digest of a reward's package reads all of its files, and the gate has no use for one."""
+    policies = {"candidate": metadata(made / "run", made)}
+    read: list[str] = []
+    monkeypatch.setattr(lineage, "_module", lambda name, search: read.append(name))
+    assert metadata(made / "run", made)["lineage"]["rewards"] == {"of_nobody:reward": None}
+    assert read == ["of_nobody:reward"]
+    assert load_heldout(made / "run", 3, policies, made).prompts
+    assert len(read) == 1
 
 
 def test_a_damaged_candidate_is_refused_and_a_damaged_serving_policy_is_an_error(base: Path) -> None:

@@ -12,7 +12,7 @@ from rl_api.errors import InvalidConfig
 from rl_api.task import TaskSpec
 from rl_api.validation import load_run
 from rl_trainer.run.fixed import fixed_of
-from rl_trainer.run.lineage import lineage_of
+from rl_trainer.run.lineage import data_of
 from rl_trainer.run.run_folder import RUN_FILE
 from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.tasks import Prompt, Task, load_task
@@ -73,9 +73,8 @@ def load_heldout(
             f"held-out prompts: {file} has no task.evaluation, so it has trained on all its prompts; compare by a probe"
         )
     data = read_data(spec.task, code)
-    task_spec = _without_rewards(spec.task)
-    _check_split(spec, task_spec, code, data, made_from)
-    task = load_task(task_spec, spec.seed, search=code, heldout=count, data=data)
+    _check_split(spec, data, made_from)
+    task = load_task(_without_rewards(spec.task), spec.seed, search=code, heldout=count, data=data)
     return HeldOut(spec, task, tuple(task.heldout(min(samples, count))))
 
 
@@ -115,16 +114,10 @@ def _without_rewards(task: TaskSpec) -> TaskSpec:
     return task.model_copy(update=changes)
 
 
-def _check_split(
-    spec: RunSpec,
-    task: TaskSpec,
-    code: Path | None,
-    data: PromptData | None,
-    made_from: Mapping[str, Mapping[str, Any]],
-) -> None:
+def _check_split(spec: RunSpec, data: PromptData | None, made_from: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises InvalidConfig unless each policy was trained with this very split."""
     now = fixed_of(spec)
-    read = lineage_of(spec.model_copy(update={"given_task": task}), code, data)["data"]
+    read = data_of(spec.task, data)
     for who, metadata in made_from.items():
         fixed, lineage = metadata.get("fixed"), metadata.get("lineage")
         if not isinstance(fixed, Mapping) or not isinstance(lineage, Mapping):

@@ -29,7 +29,7 @@ def lineage_of(spec: RunSpec, search: Path | None, data: PromptData | None) -> d
     """
     return {
         "spec": _sha256(json.dumps(spec.to_document(), sort_keys=True, separators=(",", ":")).encode()),
-        "data": _data(spec, data),
+        "data": data_of(spec.task, data),
         "code": f"rltrain {_version('rltrain')}, {_sources(_folders(rl_api, rl_trainer))}",
         "rewards": {name: _module(name, search) for name in _functions(spec)},
     }
@@ -40,8 +40,8 @@ def parent_of(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
     return None if checkpoint is None else {"step": checkpoint.step, "digest": checkpoint.digest}
 
 
-def _data(spec: RunSpec, data: PromptData | None) -> str:
-    task = spec.task
+def data_of(task: TaskSpec, data: PromptData | None) -> str:
+    """What the prompts are: `data`, which the task's file or data set holds, or what generates them."""
     if data is not None:
         return f"{_place(task)}, {data.digest}"
     arguments = _sha256(json.dumps([task.name, task.args], sort_keys=True).encode())

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_api.errors import RewardError, TaskError
 from rl_api.task import SOCKET_VARIABLE, TaskSpec
-from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode
+from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode, Setting
 from rl_trainer.tasks.environments.simulated import Lane, SimulatedEpisode
 from rl_trainer.tasks.environments.targets import environment_target
 from rl_trainer.tasks.killable import KillableProcess, Target
@@ -148,10 +148,10 @@ class Task:
         noise = None
         if self._spec.environment == "gymnasium":
             noise = derive_seed(self._seed, "noise", prompt.index, member)
-        about = (prompt, self._spec.max_turns, self._latency, seed, self._scored, noise)
+        setting = Setting(prompt, self._spec.max_turns, self._scored, self._latency, seed, noise)
         if self._lanes:
-            return SimulatedEpisode(self._lanes[(prompt.index + member) % len(self._lanes)], *about)
-        return Episode(self._maker, *about)
+            return SimulatedEpisode(self._lanes[(prompt.index + member) % len(self._lanes)], setting)
+        return Episode(self._maker, setting)
 
     def _dialogue(self, maker: EnvironmentMaker, prompt: Prompt) -> list[Segment]:
         where = f"prompt {prompt.index}"
@@ -161,7 +161,7 @@ class Task:
                 "or leave warmStart out"
             )
         turns = maker.solution(prompt.item, where)
-        environment = Episode(maker, prompt, len(turns), 0.0, 0, lambda *_: Score(0.0, False))
+        environment = Episode(maker, Setting(prompt, len(turns), lambda *_: Score(0.0, False)))
         segments: list[Segment] = []
         for number, turn in enumerate(turns):
             segments.append(Segment(turn))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from rl_trainer.tasks.types import Message, StepResult
@@ -33,3 +34,18 @@ class EnvironmentClass(Protocol):
     def step(self, completion: str) -> StepResult:
         """The answer to one turn of the model. What the model wrote may be anything: never raise on it."""
         ...
+
+
+def answered_by(tool: Callable[[str], Iterable[str]], call: re.Pattern[str], completion: str) -> StepResult:
+    """A turn of a model that has one tool: what it answers to the first call in the turn, each text on a line of its own;
+    a turn without a call ends the dialogue.
+
+    Args:
+        tool: is given what is asked.
+        call: how it is called; the first group is what is asked.
+        completion: the turn.
+    """
+    found = call.search(completion)
+    if found is None:
+        return StepResult(done=True)
+    return StepResult("".join(f"{text}\n" for text in tool(found.group(1))))

@@ -17,6 +17,7 @@ from typing import Any
 
 from rl_api.errors import TaskError
 from rl_trainer.tasks.arithmetic import evaluate, shown
+from rl_trainer.tasks.environments.base import answered_by
 from rl_trainer.tasks.types import StepResult
 
 _TRIES = 1000
@@ -71,14 +72,14 @@ class Calculator:
 
     def step(self, completion: str) -> StepResult:
         """Calculates the first call in the turn; a turn without one ends the dialogue."""
-        call = _CALL.search(completion)
-        if call is None:
-            return StepResult(done=True)
-        try:
-            result = shown(evaluate(call.group(1)))
-        except ValueError as error:
-            result = f"error: {error}"
-        return StepResult(f"{result}\n")
+        return answered_by(_calculated, _CALL, completion)
+
+
+def _calculated(expression: str) -> list[str]:
+    try:
+        return [shown(evaluate(expression))]
+    except ValueError as error:
+        return [f"error: {error}"]
 
 
 def _operand(rng: random.Random, options: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rl_api.errors import RewardError, TaskError
@@ -139,33 +139,35 @@ class EnvironmentMaker:
         return found
 
 
-class Episode:
-    """One dialogue of several turns, as `Task.environment` hands it out.
+@dataclass(frozen=True)
+class Setting:
+    """Of one dialogue, whoever steps it.
 
-    Args:
-        maker: the class to talk to.
+    Attributes:
         prompt: what it is about.
         max_turns: after so many turns the dialogue is over, answered or not.
+        score: scores the finished dialogue.
         latency: mean of the simulated tool latency in seconds, 0 for none.
         seed: of the latency.
-        score: scores the finished dialogue.
         noise: seed of what happens by chance in it, for a class that wants one in its item; None: for none.
     """
 
-    def __init__(
-        self,
-        maker: EnvironmentMaker,
-        prompt: Prompt,
-        max_turns: int,
-        latency: float,
-        seed: int,
-        score: ScoreDialogue,
-        noise: int | None = None,
-    ) -> None:
-        self._item = prompt.item if noise is None else {**prompt.item, NOISE: noise}
-        self._maker, self._prompt, self._score = maker, prompt, score
-        self._max_turns, self._latency, self._seed = max_turns, latency, seed
-        self.where = f"prompt {prompt.index}"
+    prompt: Prompt
+    max_turns: int
+    score: ScoreDialogue
+    latency: float = 0.0
+    seed: int = 0
+    noise: int | None = None
+
+
+class Episode:
+    """One dialogue of several turns, as `Task.environment` hands it out. `maker`: the class to talk to."""
+
+    def __init__(self, maker: EnvironmentMaker, setting: Setting) -> None:
+        self._prompt, noise = setting.prompt, setting.noise
+        self._item = self._prompt.item if noise is None else {**self._prompt.item, NOISE: noise}
+        self._maker, self._setting = maker, setting
+        self.where = f"prompt {self._prompt.index}"
         self._number: int | None = None
         self._epoch = maker.epoch
         self._turns: list[str] = []
@@ -202,10 +204,10 @@ class Episode:
         turn = len(self._turns)
         if result.done:
             return replace(result, delay_seconds=0.0, score=self._scored(completion))
-        if turn >= self._max_turns:
+        if turn >= self._setting.max_turns:
             return replace(result, done=True, delay_seconds=0.0, score=self.final_score())
-        if self._latency > 0:
-            latency = random.Random(derive_seed(self._seed, turn)).expovariate(1 / self._latency)
+        if (mean := self._setting.latency) > 0:
+            latency = random.Random(derive_seed(self._setting.seed, turn)).expovariate(1 / mean)
             return replace(result, delay_seconds=result.delay_seconds + latency)
         return result
 
@@ -214,7 +216,8 @@ class Episode:
         return self._scored("")
 
     def _scored(self, answer: str) -> Scored:
-        return self._score(self._prompt, answer, self._turns, sum(result.reward for result in self._results))
+        reward = sum(result.reward for result in self._results)
+        return self._setting.score(self._prompt, answer, self._turns, reward)
 
     def _begin(self) -> None:
         self._number, _ = self._maker.begin(self, self._item, self.where, RewardError)

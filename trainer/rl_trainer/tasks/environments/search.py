@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_api.errors import TaskError
+from rl_trainer.tasks.environments.base import answered_by
 from rl_trainer.tasks.environments.corpus import Corpus
 from rl_trainer.tasks.environments.names import drawn_names, renamed, words_in
 from rl_trainer.tasks.types import StepResult
@@ -118,13 +119,11 @@ class Search:
 
     def step(self, completion: str) -> StepResult:
         """Carries the first call in the turn out; a turn without one ends the dialogue."""
-        call = _CALL.search(completion)
-        if call is None:
-            return StepResult(done=True)
-        found = self._corpus.look_up(self._meant(call.group(1)), self._results)
-        return StepResult(
-            "".join(f"{renamed(passage, self._names)}\n" for passage in found or ["nothing found"])
-        )
+        return answered_by(self._found, _CALL, completion)
+
+    def _found(self, words: str) -> list[str]:
+        found = self._corpus.look_up(self._meant(words), self._results)
+        return [renamed(passage, self._names) for passage in found or ["nothing found"]]
 
     def _meant(self, words: str) -> str:
         """The words as they are in the corpus. What has another name cannot be found by its own one."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from rl_api.errors import RewardError, RLTrainError
 from rl_trainer.tasks.answers import CallError, Failure, LostError
-from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode, ScoreDialogue
-from rl_trainer.tasks.types import Message, Prompt, StepResult
+from rl_trainer.tasks.environments.episode import EnvironmentMaker, Episode, Setting
+from rl_trainer.tasks.types import Message, StepResult
 
 MOST_AT_ONCE = 256
 """Turns of one call."""
@@ -103,17 +103,8 @@ class Lane:
 class SimulatedEpisode(Episode):
     """A dialogue with the worker of a lane. It begins with its first turn: nobody waits for `reset`."""
 
-    def __init__(
-        self,
-        lane: Lane,
-        prompt: Prompt,
-        max_turns: int,
-        latency: float,
-        seed: int,
-        score: ScoreDialogue,
-        noise: int | None = None,
-    ) -> None:
-        super().__init__(lane.maker, prompt, max_turns, latency, seed, score, noise)
+    def __init__(self, lane: Lane, setting: Setting) -> None:
+        super().__init__(lane.maker, setting)
         self._lane = lane
 
     def reset(self) -> str | Sequence[Message]:
