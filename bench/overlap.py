@@ -26,8 +26,8 @@ import ray
 import table
 
 from rl_api.errors import DeadlineExceeded
-from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.handle import Buffer
 from rl_trainer.flow.channel import Channel, ChannelClosed
 from rl_trainer.observe.timeline import Span
 from rl_trainer.run.ray_session import ray_session

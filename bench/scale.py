@@ -35,8 +35,8 @@ import table
 from channel_items import percentiles
 from ray.util.queue import Empty, Queue
 
-from rl_trainer.buffer.actor import CONCURRENT_CALLS, Buffer
 from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.handle import CONCURRENT_CALLS, Buffer
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.learner.plan import plan_update
 from rl_trainer.learner.share import Share, deal

@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig, Handed
+from rl_trainer.buffer.handle import Buffer
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.flow.calls import INLINE_BYTES
 from rl_trainer.trajectory import Group, Trajectory

@@ -22,8 +22,8 @@ from training_runs import until
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
-from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.handle import Buffer
 from rl_trainer.checkpoint.manifest import sha256_of
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.pulse import Pulse, Watch

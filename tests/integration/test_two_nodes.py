@@ -14,8 +14,8 @@ from ray.util.placement_group import placement_group_table
 from two_nodes import FIRST, SECOND, in_a_process, two_nodes
 
 from rl_api import RunSpec
-from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.handle import Buffer
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.model.resolve import resolve_model

@@ -22,8 +22,8 @@ from rl_api import RunSpec
 from rl_api.errors import TaskError
 from rl_api.handing_over import hands_over
 from rl_api.roles import LEAVE_VARIABLE
-from rl_trainer.buffer.actor import Buffer
 from rl_trainer.buffer.groups import Ticket
+from rl_trainer.buffer.handle import Buffer
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore

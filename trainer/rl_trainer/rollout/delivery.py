@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from rl_api.errors import ActorDied, DeadlineExceeded
-from rl_trainer.buffer.actor import Buffer
+from rl_trainer.buffer.handle import Buffer
 from rl_trainer.rollout.handle import SamplerLeft
 from rl_trainer.trajectory import Group
 

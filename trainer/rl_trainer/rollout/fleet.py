@@ -12,25 +12,23 @@ import ray
 
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
-from rl_trainer.buffer.actor import Buffer
+from rl_trainer.buffer.handle import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.pulse import Watch, silence
 from rl_trainer.flow.worker_group import Handle, WorkerGroup
-from rl_trainer.model.shared_folder import READ_RATE, SharedFolder, share_folder
-from rl_trainer.placement.elastic import Seat, changes, check_enough, free_rank
+from rl_trainer.model.shared_folder import SharedFolder, share_folder
+from rl_trainer.placement.elastic import changes, check_enough, free_rank
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.answers import scored
-from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
+from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent, seat_of, start_timeout
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
 
-# To load model and task, besides what the model's bytes take; vLLM compiles for minutes before it answers.
-START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0, "endpoint": 300.0}
 # How long an ended run waits for its server to be given back.
 CLOSE_SECONDS = 15.0
 EVALUATION_TIMEOUT = 1800.0
@@ -77,9 +75,7 @@ class Samplers:
         self._data = ray.put(data)
         self._elasticity = placement.elasticity
         self._places = placement.places
-        server = spec.sampler.endpoint
-        awaited = server.timeout.seconds if server is not None else 0.0  # until the server is there
-        self._start_timeout = START_TIMEOUTS[spec.sampler.engine] + model.size / READ_RATE + awaited
+        self._start_timeout = start_timeout(spec, model.size)
         self.begun = False
         self._restarts = 0
         self._gave_up = False  # too many have died, or the buffer has: the run is over
@@ -359,7 +355,11 @@ class Samplers:
             return
         self._next_look = now + LOOK_SECONDS
         nodes = nodes_of(self._places)
-        plan = changes([self._seat(rank, node) for rank, node in nodes.items()], now, self._elasticity.most)
+        seats = [
+            seat_of(rank, node, self._samplers.get(rank), self._failures.get(rank, 0))
+            for rank, node in nodes.items()
+        ]
+        plan = changes(seats, now, self._elasticity.most)
         for rank in plan.lost:
             left, unfinished = isinstance(self._samplers[rank].error, SamplerLeft), self._end(rank)
             rest = "" if left else f"; its {unfinished} unfinished groups are sampled again"
@@ -377,13 +377,6 @@ class Samplers:
         self._few_since = check_enough(
             there, self._elasticity.least, self._few_since, now, self._elasticity.timeout
         )
-
-    def _seat(self, rank: int, node: str | None) -> Seat:
-        one = self._samplers.get(rank)
-        if one is None:
-            return Seat(rank, node)
-        left = isinstance(one.error, SamplerLeft)
-        return Seat(rank, node, one.node, one.died, self._failures.get(rank, 0), left)
 
     def _join(self, rank: int, one: SamplerHandle) -> None:
         """Lets a sampler that has loaded everything take part."""

@@ -7,7 +7,13 @@ from typing import Any
 
 import ray
 
+from rl_api import RunSpec
 from rl_api.errors import ActorDied
+from rl_trainer.model.shared_folder import READ_RATE
+from rl_trainer.placement.elastic import Seat
+
+# To load model and task, besides what the model's bytes take; vLLM compiles for minutes before it answers.
+START_TIMEOUTS = {"torch": 300.0, "vllm": 900.0, "endpoint": 300.0}
 
 
 class SamplerSilent(ActorDied):
@@ -44,3 +50,18 @@ class SamplerHandle:
     died: float | None = None
     error: ActorDied | None = None
     unfinished: int = 0
+
+
+def start_timeout(spec: RunSpec, size: int) -> float:
+    """Seconds in which a sampler is to have loaded the task, and a model folder of `size` bytes."""
+    server = spec.sampler.endpoint
+    awaited = server.timeout.seconds if server is not None else 0.0  # until the server is there
+    return START_TIMEOUTS[spec.sampler.engine] + size / READ_RATE + awaited
+
+
+def seat_of(rank: int, node: str | None, sampler: SamplerHandle | None, failures: int) -> Seat:
+    """A place on `node`, and the sampler that was started there; `failures`: see `Seat`."""
+    if sampler is None:
+        return Seat(rank, node)
+    left = isinstance(sampler.error, SamplerLeft)
+    return Seat(rank, node, sampler.node, sampler.died, failures, left)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
-from rl_trainer.buffer.actor import Acquired, Buffer
+from rl_trainer.buffer.actor import Acquired
 from rl_trainer.buffer.groups import Ticket
+from rl_trainer.buffer.handle import Buffer
 
 # The buffer answers an empty-handed `acquire` after this long; the sampler asks again.
 POLL_SECONDS = 5.0

@@ -11,8 +11,9 @@ from rl_api import RunSpec
 from rl_api.handing_over import hands_over, keeps_devices
 from rl_api.parts import part_groups
 from rl_trainer.algorithms.value_targets import Advantage
-from rl_trainer.buffer.actor import ANSWER_SECONDS, Batch, Buffer
+from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.groups import BufferConfig
+from rl_trainer.buffer.handle import ANSWER_SECONDS, Buffer
 from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
 from rl_trainer.flow.leases import device_of
 from rl_trainer.flow.pulse import Pulse, Watch
