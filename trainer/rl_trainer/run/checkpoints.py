@@ -1,19 +1,9 @@
-"""What a checkpoint of a run holds, and how it is written and read; `Actors.state` gathers it.
+"""How checkpoints of a run are begun, finished and found; `Actors.state` gathers what `checkpoint_files.py` lays out.
 
 One checkpoint is one moment: the driver takes it between two steps, the buffer answers with one snapshot.
 Killed at any time, a resumed run goes on from the newest one: weights, optimizer and counters as they were,
 every prompt that was ready, running or waiting comes again under its own index, and metrics written after it
 are cut off.
-
-    model/                   Hugging Face folder (fp32), opened by `AutoModelForCausalLM.from_pretrained`
-    optimizer.safetensors    AdamW moments by parameter; of several ranks optimizer-00001-of-00004.safetensors ...
-    adapter/                 with LoRA: the adapters, opened by `peft.PeftModel.from_pretrained`
-    critic.safetensors       weights, AdamW moments and steps of the critic, where there is one; as of the optimizer
-    groups.npz               payloads of the groups that were ready
-    rng/rank-N.json          random generators of every learner (samplers draw by counter, from seed and prompt index)
-    initial/, metrics.jsonl, examples.json
-                             only where checkpoints are kept outside the run folder, whose disk may be lost with a node
-    manifest, metadata       counters, buffer state, position in metrics.jsonl, what must stay the same, and the lineage
 """
 
 from __future__ import annotations
@@ -32,26 +22,22 @@ from rl_api import CheckpointStatus, RunSpec
 from rl_api.errors import CheckpointError, InvalidConfig
 from rl_trainer.checkpoint.manifest import Checkpoint, parse_manifest
 from rl_trainer.checkpoint.remote import fetch, mirror, survey
-from rl_trainer.checkpoint.shards import SUFFIX, shards_of
-from rl_trainer.checkpoint.state import (
-    ADAPTER,
-    CRITIC,
-    OPTIMIZER,
-    WEIGHTS,
-    LearnerState,
-    RunState,
-    SavedLearners,
-    Unfinished,
-    pack_payloads,
-    unpack_payloads,
-)
+from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners, Unfinished
 from rl_trainer.checkpoint.store import CheckpointStore, Draft, Writer
 from rl_trainer.checkpoint.tensor_file import Digests
-from rl_trainer.error_text import reason
-from rl_trainer.model.export import ADAPTER_WEIGHTS, describe_adapter, describe_weights
+from rl_trainer.model.export import describe_adapter, describe_weights
 from rl_trainer.observe.examples import EXAMPLES_FILE
 from rl_trainer.observe.metrics import METRICS_FILE, MetricsWriter
-from rl_trainer.run.copies import copy, link, on_a_thread
+from rl_trainer.run.checkpoint_files import (
+    ADAPTER_FOLDER,
+    LEARNED,
+    MODEL,
+    is_large,
+    own_files,
+    state_of,
+    unpack,
+)
+from rl_trainer.run.copies import copy, on_a_thread
 from rl_trainer.run.counters import Counters
 from rl_trainer.run.exports import export_here, export_there
 from rl_trainer.run.fixed import fixed_of
@@ -59,20 +45,6 @@ from rl_trainer.run.lineage import parent_of
 from rl_trainer.run.remote_run import INITIAL, RemoteRun
 from rl_trainer.run.run_folder import RUN_FILE, RunFolder
 from rl_trainer.run.uploads import Uploads
-
-MODEL, ADAPTER_FOLDER = "model", "adapter"
-# Path and beginning of the names of the files that learners write.
-_FILES = {
-    WEIGHTS: f"{MODEL}/{MODEL}",
-    OPTIMIZER: "optimizer",
-    ADAPTER: f"{ADAPTER_FOLDER}/{ADAPTER_WEIGHTS.removesuffix(SUFFIX)}",
-    CRITIC: "critic",
-}
-
-
-def _large(name: str) -> bool:
-    """Whether a file of a checkpoint is for those who compute."""
-    return name.endswith(SUFFIX) or name.startswith(f"{INITIAL}/")
 
 
 @dataclass
@@ -127,7 +99,7 @@ class Checkpoints:
         """
         found = None
         if self.remote is not None and not whole:
-            found = survey(self.remote.remote, self._small, _large, before=before, passed=passed)
+            found = survey(self.remote.remote, self._small, is_large, before=before, passed=passed)
         here = self.store.list()
         if found is None or (here and here[-1].step >= found.step):  # it may be the same one
             copy = fetch(self.store, self.remote.remote) if self.remote is not None else None
@@ -197,9 +169,6 @@ class Checkpoints:
         assert self._unfinished is None, "a second checkpoint waits for the first"
         self.folder.check_owner()
         learned, step = state.learners, counters.step
-        generators = {
-            f"rng/rank-{rank}.json": data for rank, data in enumerate(state.random_states) if data is not None
-        }
         metadata = {
             "counters": counters.dump(),
             "buffer": state.buffer,
@@ -212,7 +181,7 @@ class Checkpoints:
         try:
             upload = self._uploads.begin(step) if self._uploads is not None else None
             with self._saying(step):
-                parts = {part: _FILES[part] for part in learned.contents}
+                parts = {part: LEARNED[part] for part in learned.contents}
                 background = background and self._asynchronous(learned)
                 writing = learned.write(draft.folder, parts, background=background, upload=upload)
         except BaseException:
@@ -223,9 +192,7 @@ class Checkpoints:
             self._refused(writing.refused)
         self._unfinished = _Unfinished(step, draft, writing, model_folder, background)
         try:
-            draft.write(
-                {"groups.npz": pack_payloads(state.payloads), **generators, **self._lost_with_a_disk(metrics)}
-            )
+            draft.write({**own_files(state), **self._lost_with_a_disk(metrics)})
         except BaseException:
             self.give_up()
             raise
@@ -334,20 +301,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the run folder cannot be written, or the policy that the run began with is nowhere.
         """
-        folder, model = self.folder, self.folder.path / "model" / "resumed"
-        try:
-            shutil.rmtree(model, ignore_errors=True)
-            shutil.copytree(checkpoint.file(MODEL), model, copy_function=link)
-            for name in (INITIAL, EXAMPLES_FILE):
-                if not (folder.path / name).exists() and (checkpoint.path / name).exists():
-                    copy(checkpoint.path / name, folder.path / name)
-            metrics, kept = folder.path / METRICS_FILE, checkpoint.path / METRICS_FILE
-            if kept.exists() and (not metrics.exists() or metrics.stat().st_size < kept.stat().st_size):
-                shutil.copyfile(kept, metrics)
-        except (OSError, shutil.Error) as error:
-            raise CheckpointError(
-                f"the checkpoint of step {checkpoint.step} cannot be unpacked: {reason(error)}"
-            ) from error
+        model = unpack(checkpoint, self.folder)
         elsewhere = any(name.startswith(f"{INITIAL}/") for name in checkpoint.elsewhere)
         if self.initial is not None and not elsewhere and not self.initial.exists():
             use = (
@@ -355,27 +309,14 @@ class Checkpoints:
                 if self.spec.learner.lora is not None
                 else "that the KL penalty refers to, and it is missing; bring it back, or set algorithm.kl.coefficient to 0"
             )
-            raise CheckpointError(f"{folder.initial}: this folder holds the policy {use}")
+            raise CheckpointError(f"{self.folder.initial}: this folder holds the policy {use}")
         return model
 
     def read(self, checkpoint: Checkpoint) -> RunState[SavedLearners]:
         """What `begin` was given of the actors; of the learners, where it lies."""
-        state, files = checkpoint.metadata, checkpoint.files
-        learned = SavedLearners(
-            folder=checkpoint.path,
-            optimizer=shards_of(_FILES[OPTIMIZER], files),
-            optimizer_steps=state["optimizer_steps"],
-            adapter=shards_of(_FILES[ADAPTER], files),
-            critic=shards_of(_FILES[CRITIC], files),
-            uri=checkpoint.uri,
-            digests=files if checkpoint.uri else {},
-        )
-        ranks = range(self.spec.learner.ranks)
-        names = [f"rng/rank-{rank}.json" for rank in ranks]
-        generators = [checkpoint.read(name) if name in files else None for name in names]
-        payloads = unpack_payloads(checkpoint.read("groups.npz"))
+        state = state_of(checkpoint, self.spec.learner.ranks)
         shutil.rmtree(self._small, ignore_errors=True)
-        return RunState(learned, generators, state["buffer"], payloads)
+        return state
 
     @property
     def initial(self) -> Path | None:

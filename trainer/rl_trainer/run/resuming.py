@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.shared_folder import SharedFolder, share_folder, stored_folder
-from rl_trainer.run.checkpoints import MODEL, Checkpoints
+from rl_trainer.run.checkpoint_files import MODEL
+from rl_trainer.run.checkpoints import Checkpoints
 
 
 def share_resumed(
