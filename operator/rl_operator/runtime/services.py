@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from rl_api.base import API_VERSION
 from rl_api.service_status import ReplicasStatus
 from rl_operator.decide.diagnose import one_line
 from rl_operator.decide.room import held_by_service, waits
 from rl_operator.decide.service import known_service_status, reconcile_service
-from rl_operator.drivers.client import DriverError, Drivers
-from rl_operator.drivers.control import ask_control, tell_control
+from rl_operator.drivers.client import Drivers
 from rl_operator.kube.apply import bring, change
 from rl_operator.kube.cache import place_of
 from rl_operator.kube.own import NameTaken, create_owned, every, refusal_of, write_event
 from rl_operator.kube.services import ServiceStore
 from rl_operator.kube.wire import ApiError
-from rl_operator.model.names import HEAD, SERVICE_KIND, Key, Manifest
+from rl_operator.model.names import SERVICE_KIND, Key, Manifest
 from rl_operator.model.parse import parse_gateway
-from rl_operator.model.seen import Pod
-from rl_operator.model.service import Control, Gateway, RayService, ServiceDecision, ServiceWorld
+from rl_operator.model.service import Gateway, ServiceDecision, ServiceWorld
 from rl_operator.model.settings import Settings
-from rl_operator.model.tokens import CONTROL, derive_token
 from rl_operator.plan.service import EffectiveService, ServicePlan, follow, plan_service
 from rl_operator.render.event import event_of
-from rl_operator.render.service_config import CONTROL_PREFIX, SERVE_PORT
 from rl_operator.runtime.cluster import Cluster
+from rl_operator.runtime.controls import Controls, Heard, about_service
 from rl_operator.runtime.failing import back_off, say_failed
 from rl_operator.runtime.ledger import Holder, Ledger, made_at
 from rl_operator.runtime.memory import Memory
@@ -41,8 +37,6 @@ from rl_operator.runtime.work_queue import WorkQueue
 LOG = logging.getLogger("rl_operator")
 
 _RECONCILE_SECONDS: Final = 60.0
-_BEARABLE: Final = 2
-"""So many requests to a control may fail in a row before anybody is told."""
 
 
 @dataclass
@@ -50,11 +44,7 @@ class _Memory:
     """What is known of a service besides what the API server holds. Losing it costs a few requests, nothing else."""
 
     uid: str
-    control: Control | None = None
-    coming: Control | None = None
-    silent: int = 0
-    control_error: str = ""
-    refusal: str = ""
+    heard: Heard = field(default_factory=Heard)
     failures: int = 0
     fault: str = ""
     logs: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -84,7 +74,8 @@ class Services:
             ledger: who holds what, runs and services.
             begins: has those looked at whose turn it may be.
         """
-        self.cluster, self.drivers, self.settings, self.metrics = cluster, drivers, settings, metrics
+        self.cluster, self.settings, self.metrics = cluster, settings, metrics
+        self._controls = Controls(drivers, cluster.key)
         self.api, self.store = cluster.api, ServiceStore()
         self.ledger, self._begins = ledger, begins
         self.queue = WorkQueue()
@@ -162,7 +153,7 @@ class Services:
             memory = self._memory.setdefault(key, _Memory(""))
             why = one_line(f"unexpected {type(error).__name__}: {error}", 300)
             if memory.fault != why:
-                LOG.error("a reconcile of a service failed", exc_info=error, extra=_about(key))
+                LOG.error("a reconcile of a service failed", exc_info=error, extra=about_service(key))
             memory.fault = why
             self._failed(key, "Unexpected", why)
 
@@ -171,7 +162,7 @@ class Services:
         memory = self._memory.setdefault(key, _Memory(""))
         memory.failures += 1
         wait = back_off(memory.failures)
-        say_failed(reason, sentence, wait, _about(key))
+        say_failed(reason, sentence, wait, about_service(key))
         self.queue.add_after(key, wait)
 
     async def reconcile(self, key: Key) -> None:
@@ -223,7 +214,7 @@ class Services:
     async def _act(self, key: Key, world: ServiceWorld, planned: ServicePlan, memory: _Memory) -> None:
         decision = self._decide(key, world, planned)
         if decision.wish is not None and world.ray is not None:
-            await self._bring(key, world, decision, memory)
+            await self._controls.bring(key, memory.uid, world, decision.wish)
         for manifest in decision.create:
             made = await create_owned(self.api, manifest, memory.uid, "service")
             if made is not None and manifest["kind"] != "Secret":
@@ -263,7 +254,7 @@ class Services:
             raise
         self.store.put({**made, "kind": SERVICE_KIND})
         for note in notes:
-            LOG.info("%s: %s", note.reason, note.message, extra=_about(place_of(world.service)))
+            LOG.info("%s: %s", note.reason, note.message, extra=about_service(place_of(world.service)))
         for one in decision.status.promotions:
             if one not in old.promotions:
                 name = {"rolledBack": "rolled_back"}.get(one.result, one.result)
@@ -302,7 +293,8 @@ class Services:
         ray = world.ray
         if not isinstance(planned, EffectiveService):
             return world
-        if (name := planned.spec.source.run) is not None:
+        name = planned.spec.source.run
+        if name is not None:
             run = self.cluster.store.run((key[0], name))
             memory.run.labels = labels
             carried = self.cluster.plan(run, memory.run) if run is not None else None
@@ -311,18 +303,17 @@ class Services:
             world = replace(world, followed=followed, lost=why)
         if ray is None:
             return world
-        await self._ask(key, ray, world, planned, memory)
+        await self._controls.ask(key, memory.uid, ray, world, name, memory.heard)
         if not ray.ready or any(not pod.ready for pod in world.pods):
             names = {pod.name for pod in world.pods} | {ray.name, ray.active, ray.pending}
             events = await self.cluster.events(key[0], "type=Warning")
             tails = await self.cluster.crash_logs(key[0], world.pods, memory.logs)
             world = replace(world, events=tuple(one for one in events if one.name in names), log_tail=tails)
         if planned.spec.promotion.incremental is not None:
-            await self._ask_coming(key, ray, world, planned, memory)
+            await self._controls.ask_coming(key, memory.uid, ray, world, name, memory.heard)
             world = replace(world, gateway=await self._gateway(key))
-        return replace(
-            world, control=memory.control, control_error=memory.control_error, coming=memory.coming
-        )
+        heard = memory.heard
+        return replace(world, control=heard.control, control_error=heard.error, coming=heard.coming)
 
     async def _gateway(self, key: Key) -> Gateway | None:
         """What KubeRay has made to bring requests to both clusters of a service."""
@@ -334,66 +325,6 @@ class Services:
             return Gateway(problem=str(error))  # the service goes on without it
         return parse_gateway(found) if found is not None else None
 
-    async def _ask_coming(
-        self, key: Key, ray: RayService, world: ServiceWorld, planned: EffectiveService, memory: _Memory
-    ) -> None:
-        """What the control of the cluster says that is to have the traffic: nothing, while it starts."""
-        head = head_of(world, ray.pending) if ray.active and ray.pending else None
-        if head is None:
-            memory.coming = None
-            return
-        with contextlib.suppress(DriverError):
-            memory.coming = await self._asked(key, head, ray.pending, planned, memory)
-
-    async def _ask(
-        self, key: Key, ray: RayService, world: ServiceWorld, planned: EffectiveService, memory: _Memory
-    ) -> None:
-        """What the control of the cluster with the traffic says."""
-        cluster = ray.active or ray.pending
-        if memory.control is not None and memory.control.cluster != cluster:
-            memory.control = None
-        head = head_of(world, cluster)
-        if head is None:
-            memory.control = None
-            return
-        try:
-            memory.control = await self._asked(key, head, cluster, planned, memory)
-        except DriverError as error:
-            # Before KubeRay calls it ready, it is starting: that is no news.
-            memory.silent = memory.silent + 1 if ray.ready else 0
-            if memory.silent > _BEARABLE:
-                memory.control, memory.control_error = None, str(error)
-        else:
-            memory.silent, memory.control_error = 0, ""
-
-    async def _asked(
-        self, key: Key, head: Pod, cluster: str, planned: EffectiveService, memory: _Memory
-    ) -> Control:
-        token, run = derive_token(self.cluster.key, memory.uid, 0, CONTROL), planned.spec.source.run
-        return await ask_control(self.drivers, self._url(key, head), token, cluster, run, _now())
-
-    async def _bring(self, key: Key, world: ServiceWorld, decision: ServiceDecision, memory: _Memory) -> None:
-        """Bring a wish to the control. Where it fails it is decided upon again."""
-        head = head_of(world, decision.wish.cluster) if decision.wish is not None else None
-        if head is None or decision.wish is None:
-            return
-        token = derive_token(self.cluster.key, memory.uid, 0, CONTROL)
-        try:
-            await tell_control(self.drivers, self._url(key, head), token, decision.wish)
-        except DriverError as error:
-            LOG.info(
-                "the control of a service does not take %r: %s", decision.wish.path, error, extra=_about(key)
-            )
-
-    def _url(self, key: Key, head: Pod) -> str:
-        return self.drivers.url(key, head.ip, SERVE_PORT) + CONTROL_PREFIX
-
-
-def head_of(world: ServiceWorld, cluster: str) -> Pod | None:
-    """The head of a RayCluster where it can be asked."""
-    heads = [pod for pod in world.pods_of(cluster) if pod.role == HEAD and pod.deleting is None and pod.ip]
-    return max(heads, key=lambda pod: (pod.ready, pod.name), default=None)
-
 
 def _holder(key: Key) -> Holder:
     return Holder(*key, SERVICE_KIND)
@@ -401,7 +332,3 @@ def _holder(key: Key) -> Holder:
 
 def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
-
-
-def _about(key: Key) -> dict[str, Any]:
-    return {"namespace": key[0], "service": key[1]}
