@@ -35,7 +35,7 @@ from fleet import manifests
 from fleet_cluster import JSON, LONG, PLAYERS, URGENT, FleetCluster, Rays, equipped, until
 from kube_load import RUNS
 from kueue_process import find_kueue
-from operator_load import binaries_and_run, patience
+from operator_cluster import binaries_and_run, patience
 
 ARMS: Final = {"without boost": False, "with boost": True}
 AT_MOST, AT_LEAST = 0.5, 0.1

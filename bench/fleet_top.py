@@ -25,7 +25,8 @@ from typing import Any, Final, NamedTuple
 import kube_load
 import table
 from kube_load import RUNS
-from operator_load import CONNECTIONS, Cluster, binaries_and_run
+from operator_cluster import Cluster, binaries_and_run
+from operator_load import CONNECTIONS
 
 SECONDS = 2.0
 APPLY: Final = "application/apply-patch+yaml"

@@ -28,26 +28,13 @@ from typing import Any
 import kube_load
 import table
 from kube_load import RUNS, Client, cpu_seconds, peak_megabytes
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "integration"))
-
-from kube import KubeApi, find_binaries, kuberay_definitions  # noqa: E402
-from operator_process import WRITES, OperatorProcess, Program  # noqa: E402
-
-from rl_api.documents import load_documents  # noqa: E402
+from operator_cluster import Cluster, binaries_and_run, patience
+from operator_process import WRITES, OperatorProcess, Program
 
 LATENCY_SECONDS, MEGABYTES, WRITES_PER_RUN = 2.0, 250.0, 12.0
 CONNECTIONS, KUBECTL = 32, 0
 ALONE = 20  # a single run is measured so often
-PATIENCE = 120.0, 0.5  # seconds, and more of them for each run
 QUIET_SECONDS = 3.0
-PROFILE = {
-    "apiVersion": "rltrain.dev/v1alpha1",
-    "kind": "RLTrainingProfile",
-    "metadata": {"name": "bench"},
-    "spec": {"default": True, "pools": [{"name": "cpu"}]},
-}
 
 
 class Load:
@@ -111,48 +98,6 @@ class Load:
         return sorted(max(0.0, self.jobs[name] - when) for name, when in self.created.items())
 
 
-class Cluster:
-    """A fresh API server with the definitions, and who works on it."""
-
-    def __init__(self, folder: Path, binaries: Path) -> None:
-        folder.mkdir()
-        self.folder, self.kube = folder, KubeApi(folder, binaries)
-
-    def __enter__(self) -> Cluster:
-        try:
-            self.kube.start()
-            ours = sorted((ROOT / "charts" / "rltrain" / "templates" / "crds").glob("*.yaml"))
-            self.kube.install_definitions(*ours, *kuberay_definitions())
-            self.kube.apply(PROFILE)
-        except BaseException:
-            self.kube.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kube.stop()
-
-    def client(self, connections: int) -> Client:
-        return Client(self.kube.server, self.kube.token, self.kube.certificate, connections)
-
-    def operator(self, wait: bool = True, *options: str) -> OperatorProcess:
-        log = self.folder / "operator.log"
-        operator = OperatorProcess(self.kube.kubeconfig, log, "--log-level=warning", *options)
-        operator.start()
-        if wait:
-            operator.until_works()
-        return operator
-
-    def bare(self, rendered: dict[str, Any]) -> Program:
-        kube_load.render(self.folder, **rendered)
-        arguments = [self.kube.server, self.kube.token, self.kube.certificate, self.folder]
-        command = [sys.executable, str(ROOT / "bench" / "kube_load.py"), *map(str, arguments)]
-        program = Program(command, self.kube.kubeconfig, self.folder / "operator.log")
-        program.start()
-        program.until((self.folder / "ready").exists, "the bare operator starts")
-        return program
-
-
 async def apply_all(
     cluster: Cluster, load: Load, count: int, connections: int, say: Callable[[str], None]
 ) -> float:
@@ -186,11 +131,6 @@ async def one_before(load: Load, say: Callable[[str], None]) -> None:
     await asyncio.sleep(QUIET_SECONDS)
     load.created.clear()
     load.jobs.clear()
-
-
-def patience(runs: int) -> float:
-    """Seconds that are waited for anything about that many runs."""
-    return PATIENCE[0] + PATIENCE[1] * runs
 
 
 async def quiet(operator: OperatorProcess, runs: int) -> dict[tuple[str, str], int]:
@@ -320,20 +260,6 @@ def percentile(found: dict[str, Any], percent: int) -> float:
 def per_run(found: dict[str, Any], verbs: tuple[str, ...]) -> float:
     """Calls per run."""
     return sum(count for (verb, _), count in found["calls"].items() if verb in verbs) / int(found["runs"])
-
-
-def binaries_and_run(who: str) -> tuple[Path, dict[str, Any]] | None:
-    """What a benchmark of the operator works with; None, and a sentence: there is no API server."""
-    binaries = find_binaries()
-    if binaries is None:
-        print(f"{who}: no kube-apiserver here: scripts/tools apiserver builds it", file=sys.stderr)
-        return None
-    file = ROOT / "examples" / "quickstart-cluster.yaml"
-    documents = load_documents(file.read_text(), file.name)
-    run = next(one for _, one in documents if one["kind"] == "RLTrainingRun")
-    # No claim: nobody here provides volumes.
-    run["spec"]["checkpoint"]["storage"] = {"path": "/var/lib/checkpoints"}
-    return binaries, run
 
 
 def main() -> int:

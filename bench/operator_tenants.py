@@ -29,7 +29,8 @@ import kube_load
 import table
 from aiohttp import web
 from kube_load import RUNS, Client, cpu_seconds, peak_megabytes
-from operator_load import WRITES, Cluster, binaries_and_run
+from operator_cluster import Cluster, binaries_and_run
+from operator_process import WRITES
 
 HONEST, HOSTILE = "honest", "hostile"
 LATENCY_SECONDS, AGE_SECONDS, MEGABYTES = 2.0, 15.0, 512.0

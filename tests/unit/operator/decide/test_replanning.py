@@ -3,85 +3,30 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 from operator_worlds import (
     GPU_POOLS,
     NOW,
     SETTINGS,
     Story,
-    all_pods,
     condition,
     deleted,
     kinds,
-    make_pod,
     make_profile,
     make_reading,
     running_ray,
 )
 from queued_runs import Queued
+from replanned_runs import HYBRID, REPLAN, placement, pods, stopped, trains, wanting, written
 
-from rl_api.placement_status import PlacementStatus, WantedPlacement
+from rl_api.placement_status import WantedPlacement
 from rl_api.progress import RunStatus
 from rl_operator.decide.attempt.outcome import failed_so_far
 from rl_operator.model.decision import Decision
 from rl_operator.model.needs import Needs, Others
-from rl_operator.model.seen import Reading
 from rl_operator.plan.effective import Effective, plan
-
-REPLAN: dict[str, Any] = {
-    "placement": {"replan": {"threshold": 0.15, "steps": 20}},
-    "sampler": {"replicas": 2},
-    "learner": {"replicas": 2},
-}
-HYBRID = WantedPlacement(
-    mode="hybrid",
-    shared_samplers=1,
-    part_groups=4,
-    hand_over_at=0.5,
-    predicted_step_seconds=3.0,
-    reason="it would take 3 s per step where this one takes 4 s, 25% less",
-)
-
-
-def wanting(wanted: WantedPlacement | None = HYBRID, attempt: int = 1, **fields: Any) -> Reading:
-    """The driver says this of the placement."""
-    found = make_reading(attempt=attempt, **fields)
-    said = PlacementStatus(mode="disaggregated", samplers=2, learners=2, wanted=wanted)
-    return replace(found, progress=found.progress.model_copy(update={"placement": said}))
-
-
-def pods(attempt: int = 1) -> tuple[Any, ...]:
-    return (*all_pods(attempt), make_pod("learner", attempt=attempt, index=1))
-
-
-def trains(spec: dict[str, Any] | None = None, profile: dict[str, Any] | None = None) -> Story:
-    story = Story(REPLAN | (spec or {}), [profile] if profile is not None else None)
-    story.begin()
-    story.look(rays=(running_ray(),), pods=pods(), reading=make_reading())
-    return story
-
-
-def placement(decision: Decision) -> PlacementStatus:
-    assert decision.status.placement is not None
-    return decision.status.placement
-
-
-def stopped(story: Story) -> Decision:
-    """From what the driver wants to the end of the attempt."""
-    story.look(reading=wanting())
-    story.answered("done")
-    return story.look(rays=(), pods=())
-
-
-def written(decision: Decision) -> dict[str, Any]:
-    """The run's placement as the driver of the attempt reads it."""
-    (config,) = [one for one in decision.create if one["kind"] == "ConfigMap"]
-    found: dict[str, Any] = yaml.safe_load(config["data"]["run.yaml"])["spec"]["placement"]
-    return found
 
 
 def test_the_next_attempt_has_what_the_driver_wants() -> None:
@@ -299,93 +244,6 @@ def test_a_run_in_a_queue_takes_no_more_than_was_admitted() -> None:
             "learner": 1,
             "sampler": 1,
         }
-
-
-def test_a_run_without_a_new_checkpoint_keeps_its_placement_in_this_attempt() -> None:
-    story = trains()
-    story.look(reading=wanting())
-    decision = story.answered("refused", "the disk is full")
-    found = placement(decision)
-    assert found.next is None
-    assert found.wanted is not None
-    assert (
-        found.wanted.refused
-        == "no checkpoint was written for it: there is no new checkpoint (the disk is full)"
-    )
-    assert (decision.status.phase, deleted(decision)) == ("Training", [])
-    assert decision.status.checkpoint_request is None
-    assert placement(story.look(ask=None)) == found
-
-
-def test_what_takes_too_long_is_not_waited_for() -> None:
-    story = trains()
-    story.look(reading=wanting())
-    story.look()
-    story.wait(121)
-    decision = story.look()
-    assert placement(decision).next is None
-    assert decision.status.phase == "Training"
-
-
-def test_an_operator_that_dies_under_way_goes_on_where_it_was() -> None:
-    story = trains()
-    story.look(reading=wanting())
-    # The new one has heard nothing of the driver yet.
-    assert story.look(reading=None).ask == 120.0
-    assert deleted(story.answered("done")) == [("RayJob", "sums-1")]
-
-
-def test_a_run_that_is_suspended_meanwhile_goes_on_with_it() -> None:
-    story = trains()
-    story.look(reading=wanting())
-    story.set({"suspend": True})
-    story.look()
-    story.answered("done")
-    decision = story.look(rays=(), pods=())
-    assert decision.status.attempts[0].reason.startswith("Suspended")  # type: ignore[union-attr]
-    story.set({"suspend": False})
-    decision = story.look(reading=None, ask=None)
-    assert written(decision)["sharedSamplers"] == 1
-
-
-def test_a_run_that_fails_meanwhile_is_tried_again_with_it() -> None:
-    story = trains()
-    story.look(reading=wanting())
-    decision = story.fail("learner 0 died")
-    assert failed_so_far(decision.status) == 1
-    story.wait(60)
-    decision = story.look(rays=(), reading=None)
-    assert written(decision)["sharedSamplers"] == 1
-
-
-def test_a_node_that_is_drained_meanwhile_is_left_by_the_same_stop() -> None:
-    story = trains()
-    story.look(reading=wanting())
-    story.look(cordoned={"node-1": "is cordoned"})
-    story.answered("done")
-    story.look(rays=())
-    decision = story.look(pods=())
-    decision = story.look(reading=None, ask=None)
-    assert decision.status.attempts[0].reason.startswith("Replanned")  # type: ignore[union-attr]
-    decision = story.look(cordoned={})
-    assert written(decision)["sharedSamplers"] == 1
-    assert decision.status.attempts[-1].number == 2
-
-
-def test_one_on_a_drained_node_is_moved_first() -> None:
-    story = trains()
-    decision = story.look(reading=wanting(), cordoned={"node-1": "is cordoned"})
-    assert placement(decision).next is None
-    assert decision.status.evictions[0].reason == "NodeDrained"
-
-
-def test_a_deleted_run_ends() -> None:
-    story = trains()
-    story.look(reading=wanting())
-    story.delete()
-    story.look()
-    decision = story.answered("done")
-    assert deleted(decision) == [("RayJob", "sums-1")]
 
 
 @pytest.mark.parametrize("wrong", [{"planned": 5}, {"planned": {"mode": "auto"}}, {"next": {"attempt": 0}}])
