@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import socket
-import tempfile
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -17,14 +16,13 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from small_learners import groups, launch, received, spec, weights_of
 from training_runs import until
 
-from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.buffer.handle import Buffer
-from rl_trainer.checkpoint.manifest import sha256_of
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.flow.ray_store import RayStore
@@ -32,13 +30,10 @@ from rl_trainer.flow.turns import Turn
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.export import describe_weights
-from rl_trainer.model.folder import opened_tensors
 from rl_trainer.model.loader import load_model
 from rl_trainer.model.resolve import resolve_model, weight_files
-from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
-from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.transports.collective import CollectiveReceiver
 from rl_trainer.weights.transports.group import WeightGroup
 from rl_trainer.weights.transports.invitation import Invitation
@@ -46,55 +41,6 @@ from rl_trainer.weights.transports.object_store import StoreReceiver
 from rl_trainer.weights.transports.publication import Publication
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-
-def spec(replicas: int, parallelism: str = "ddp", **algorithm: object) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "model": {"source": "tiny", "tiny": {"hiddenSize": 32, "layers": 2, "intermediateSize": 64}},
-            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
-            "algorithm": {
-                "learningRate": 1e-3,
-                "groupSize": 4,
-                "promptsPerStep": 3,
-                "kl": {"coefficient": 0.05},
-                **algorithm,
-            },
-            "learner": {"replicas": replicas, "tokensPerMicroBatch": 64, "parallelism": parallelism},
-        }
-    )
-
-
-def groups(seed: int) -> list[Group]:
-    rng = np.random.default_rng(seed)
-    made = []
-    for group_id in range(3):
-        trajectories = []
-        for _ in range(4):
-            length = int(rng.integers(8, 24))
-            mask = np.zeros(length, dtype=np.bool_)
-            mask[5:] = True
-            trajectories.append(
-                Trajectory(
-                    rng.integers(3, 60, length).astype(np.int32),
-                    mask,
-                    rng.normal(-4, 0.1, length - 5).astype(np.float32),
-                    np.zeros(length - 5, dtype=np.int32),
-                )
-            )
-        made.append(Group.of(group_id, trajectories))
-    return made
-
-
-def launch(
-    replicas: int, cache: Path, parallelism: str = "ddp", watch: Watch | None = None, **algorithm: object
-) -> tuple[Learners, Any]:
-    run = spec(replicas, parallelism, **algorithm)
-    reservation = Reservation([Bundle(f"learner {rank}", 1) for rank in range(replicas)])
-    wait_for_all([reservation], 30)
-    learners = Learners.launch(run, reservation, watch=watch)
-    learners.start(share_folder(resolve_model("tiny", cache, run.model.tiny, 0, None)))
-    return learners, reservation
 
 
 def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[float]]:
@@ -117,22 +63,6 @@ def trained(replicas: int, cache: Path) -> tuple[dict[str, np.ndarray], list[flo
         reservation.release()
         for actor in learners.actors:
             ray.kill(actor)
-
-
-def received(learners: Learners, part: str) -> dict[str, np.ndarray]:
-    """What they write of a part, whole."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        written = learners.write(folder, {part: part}).wait()
-        assert sorted(path.name for path in folder.iterdir()) == sorted(written.digests)
-        for file, (size, digest) in written.digests.items():
-            assert (size, digest) == ((folder / file).stat().st_size, sha256_of(folder / file))
-        with opened_tensors(folder, sorted(written.digests)) as tensors:
-            return {key: (rows[:] if rows.shape else rows).clone().numpy() for key, rows in tensors.items()}
-
-
-def weights_of(learners: Learners) -> dict[str, np.ndarray]:
-    return received(learners, "weights")
 
 
 def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
