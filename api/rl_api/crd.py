@@ -60,6 +60,18 @@ _COLUMNS: Final = [
     _column(
         "Checkpoint", "integer", ".status.checkpoint.step", "Step of the newest good checkpoint.", priority=1
     ),
+    _column("Placement", "string", ".status.placement.mode", "Who shares devices.", priority=1),
+    _column("s/Step", "number", ".status.placement.measuredStepSeconds", "Seconds of a step.", priority=1),
+    _column(
+        "Predicted",
+        "number",
+        ".status.placement.predictedStepSeconds",
+        "Seconds of a step as they were predicted.",
+        priority=1,
+    ),
+    _column(
+        "Wanted", "string", ".status.placement.wanted.mode", "Placement that the driver wants.", priority=1
+    ),
     _column("Model", "string", ".spec.model.source", priority=1),
 ]
 

@@ -21,7 +21,7 @@ SILENT_SECONDS: Final = 60.0
 _WORKING: Final = ("Training", "WarmStart", "Evaluating", "Checkpointing")
 
 _NEWS: Final = attrgetter(
-    *("uid", "phase", "step", "heldout", "samplers", "attempt", "checkpoint", "reason", "deleting")
+    *("uid", "phase", "step", "heldout", "samplers", "wanted", "attempt", "checkpoint", "reason", "deleting")
 )
 
 
@@ -78,7 +78,10 @@ class Row(Shown):
     """Ready and desired."""
     learners: tuple[int, int] | None = None
     placement: str = ""
-    """Who shares devices, and seconds of a step, measured and predicted; empty: nobody shares, or it is not known."""
+    """Who shares devices, and seconds of a step, measured and predicted; empty: nobody shares and nobody has planned it, or
+    it is not known."""
+    wanted: str = ""
+    """The placement that its driver wants, seconds of a step as predicted, and what becomes of it; empty: it wants none."""
     attempt: int | None = None
     checkpoint: int | None = None
     """Step of the newest good checkpoint."""
@@ -110,6 +113,7 @@ class Row(Shown):
             "staleness": running and self.staleness is not None and f"{self.staleness:.1f}",
             "samplers": not self.over and self.samplers is not None and fraction(*self.samplers),
             "placement": not self.over and self.placement,
+            "wanted": not self.over and self.wanted,
             "attempt": self.attempt is not None and str(self.attempt),
             "checkpoint": self.checkpoint is not None and str(self.checkpoint),
             "ETA": running and self.eta is not None and length(self.eta),
@@ -152,6 +156,7 @@ def row(run: Mapping[str, Any], now: datetime) -> Row:
         samplers=_replicas(roles, "sampler"),
         learners=_replicas(roles, "learner"),
         placement=_placement(mapping(status.get("placement"))),
+        wanted=_wanted(mapping(status.get("placement"))),
         attempt=whole(attempts[-1].get("number")) if attempts else None,
         checkpoint=whole(checkpoint.get("step")),
         checkpoint_uri=sentence(checkpoint.get("uri")),
@@ -216,20 +221,41 @@ def said(conditions: Mapping[str, Any], kind: str, *statuses: str) -> str:
 
 
 def _placement(status: Mapping[str, Any]) -> str:
-    """`hybrid (1 of 3 samplers share), 4.5 s a step, 4.2 s predicted`."""
-    mode, shared, samplers = (
-        sentence(status.get("mode")),
-        whole(status.get("shared")),
-        whole(status.get("samplers")),
-    )
-    if not mode or not shared or samplers is None:
+    """`hybrid (1 of 3 samplers share), planned by attempt 1, 4.5 s a step, 4.2 s predicted`."""
+    shared, planned = whole(status.get("shared")), whole(mapping(status.get("planned")).get("attempt"))
+    seconds = {
+        word: value
+        for name, word in (("measuredStepSeconds", "a step"), ("predictedStepSeconds", "predicted"))
+        if (value := number(status.get(name))) is not None
+    }
+    who = _who_shares(status, shared, status)
+    if not who or not (shared or planned or "predicted" in seconds or mapping(status.get("wanted"))):
         return ""
-    found = [f"{mode} ({shared} of {samplers} samplers share)"]
-    for name, word in (("measuredStepSeconds", "a step"), ("predictedStepSeconds", "predicted")):
-        seconds = number(status.get(name))
-        if seconds is not None:
-            found.append(f"{seconds:.1f} s {word}")
+    by = [f"planned by attempt {planned}"] if planned else []
+    return ", ".join([who, *by, *(f"{value:.1f} s {word}" for word, value in seconds.items())])
+
+
+def _wanted(status: Mapping[str, Any]) -> str:
+    """`hybrid (1 of 3 samplers share), 3.0 s predicted, not given: the run has it`."""
+    wanted = mapping(status.get("wanted"))
+    who = _who_shares(wanted, whole(wanted.get("sharedSamplers")), status)
+    if not who:
+        return ""
+    seconds, refused = number(wanted.get("predictedStepSeconds")), sentence(wanted.get("refused"))
+    found = [who] + ([f"{seconds:.1f} s predicted"] if seconds is not None else [])
+    if refused:
+        found.append(f"not given: {refused}")
+    elif mapping(status.get("next")):
+        found.append("given to the next attempt")
     return ", ".join(found)
+
+
+def _who_shares(placement: Mapping[str, Any], shared: int | None, status: Mapping[str, Any]) -> str:
+    """`hybrid (1 of 3 samplers share)`, of the samplers of `status`; empty where it is not known."""
+    mode, samplers = sentence(placement.get("mode")), whole(status.get("samplers"))
+    if not mode or samplers is None:
+        return ""
+    return f"{mode} ({shared} of {samplers} samplers share)" if shared else mode
 
 
 def _phase(status: Mapping[str, Any], conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:

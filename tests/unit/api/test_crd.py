@@ -242,6 +242,13 @@ def test_columns_scale_and_names() -> None:
     assert run["names"]["shortNames"][0] == "rlrun"
     columns = [c["name"] for c in run["versions"][0]["additionalPrinterColumns"] if not c.get("priority")]
     assert columns == ["Phase", "Step", "Reward", "Tokens/s", "Ready", "Samplers", "Attempt", "Age"]
+    wide = {
+        c["name"]: c["jsonPath"] for c in run["versions"][0]["additionalPrinterColumns"] if c.get("priority")
+    }
+    status = schema_of("rltrainingruns")["properties"]["status"]
+    for path in ("mode", "measuredStepSeconds", "predictedStepSeconds", "wanted.mode"):
+        assert f".status.placement.{path}" in wide.values()
+        assert at(status, f"placement.{path}")
     scale = run["versions"][0]["subresources"]["scale"]
     assert scale["specReplicasPath"] == ".spec.sampler.replicas"
     assert at(schema_of("rltrainingruns"), "spec.sampler")["properties"]["replicas"]["default"] == 1

@@ -9,6 +9,8 @@ import pytest
 
 from rl_cli.view import Row, changed, length, line, row
 
+HYBRID = {"mode": "hybrid", "samplers": 3, "shared": 1, "measuredStepSeconds": 4.5}
+ALL = {"mode": "collocated", "sharedSamplers": 3, "predictedStepSeconds": 3.0}
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -201,11 +203,46 @@ def test_lengths(seconds: float, text: str) -> None:
             "  placement hybrid (1 of 3 samplers share), 4.5 s a step, 4.2 s predicted",
         ),
         ({"mode": "disaggregated", "samplers": 2, "shared": 0, "measuredStepSeconds": 4.5}, ""),
+        (
+            {
+                **{"mode": "disaggregated", "samplers": 2, "shared": 0},
+                **{"measuredStepSeconds": 4.5, "predictedStepSeconds": 4.2},
+            },
+            "  placement disaggregated, 4.5 s a step, 4.2 s predicted",
+        ),
+        (
+            {**HYBRID, "planned": {"mode": "hybrid", "sharedSamplers": 1, "attempt": 1}},
+            "  placement hybrid (1 of 3 samplers share), planned by attempt 1, 4.5 s a step",
+        ),
+        (
+            {**HYBRID, "wanted": {"mode": "disaggregated", "sharedSamplers": 0}},
+            "  placement hybrid (1 of 3 samplers share), 4.5 s a step  wanted disaggregated",
+        ),
+        (
+            {**HYBRID, "wanted": ALL, "next": {**ALL, "attempt": 1}},
+            "  placement hybrid (1 of 3 samplers share), 4.5 s a step"
+            "  wanted collocated (3 of 3 samplers share), 3.0 s predicted, given to the next attempt",
+        ),
+        (
+            {**HYBRID, "wanted": ALL | {"refused": "spec.checkpoint is null"}},
+            "  placement hybrid (1 of 3 samplers share), 4.5 s a step"
+            "  wanted collocated (3 of 3 samplers share), 3.0 s predicted, not given: spec.checkpoint is null",
+        ),
+        ({**HYBRID, "wanted": 7, "planned": "x"}, "  placement hybrid (1 of 3 samplers share), 4.5 s a step"),
         ({"mode": 5, "samplers": "2", "shared": True}, ""),
         (None, ""),
     ],
 )
 def test_who_shares_devices(placement: Any, text: str) -> None:
     shown = row(run(phase="Training", placement=placement), NOW)
-    assert line(shown).startswith(f"arithmetic  Training{text}")
+    assert line(shown).startswith(f"arithmetic  Training{text}  - ")
     assert ("placement" in shown.facts()) is bool(text)
+
+
+def test_what_the_driver_wants_is_news_and_what_a_step_takes_is_not() -> None:
+    def shown(**placement: Any) -> Row:
+        return row(run(phase="Training", placement=HYBRID | placement), NOW)
+
+    assert not changed(shown(), shown(measuredStepSeconds=5.0))
+    assert changed(shown(), shown(wanted=ALL))
+    assert changed(shown(wanted=ALL), shown(wanted=ALL | {"refused": "a limit"}))
