@@ -16,7 +16,6 @@ from rl_generate.rows import Columns, plain
 from rl_trainer.storage.files import dump_json
 
 Format = Literal["jsonl", "parquet"]
-FORMATS: Final[tuple[Format, ...]] = ("jsonl", "parquet")
 
 
 @dataclass

@@ -315,22 +315,6 @@ def _as_good(other: Element, element: Element) -> bool:
     return True
 
 
-def stages_of(element: Element) -> dict[str, int]:
-    """Devices of each stage."""
-    found: dict[str, int] = {}
-
-    def walk(made: tuple[object, ...]) -> None:
-        if made[0] in ("whole", "parts"):
-            found[str(made[1])] = int(str(made[2]))
-            return
-        for one in made[1:]:
-            if isinstance(one, tuple):
-                walk(one)
-
-    walk(element.made)
-    return found
-
-
 def words(made: tuple[object, ...]) -> str:
     """An element for people: `rollout 80 | inference 16 | training 32`."""
     if made[0] in ("whole", "parts"):

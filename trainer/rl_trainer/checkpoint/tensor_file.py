@@ -32,11 +32,6 @@ ROWS = "rows"
 _BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
-def byte_count(shapes: Shapes) -> int:
-    """Bytes of all tensors."""
-    return sum(_BYTES[kind] * math.prod(shape) for kind, shape in shapes.values())
-
-
 @dataclass(frozen=True)
 class FileHead:
     """How a file of tensors begins: its name, the bytes before the first tensor, and the size of all of it."""

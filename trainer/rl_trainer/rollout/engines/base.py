@@ -219,11 +219,6 @@ class Engine(ABC):
         return partial(self.load_weights, tensors, version)
 
     @property
-    def keeps(self) -> str | None:
-        """Why `offload` gives nothing back, as a sentence's beginning; None: it does."""
-        return f"{type(self).__name__} has no way to give its device's memory back"
-
-    @property
     def device_bytes(self) -> int | None:
         """Bytes of weights, keys and values on its device now; None: it cannot say."""
         return None
@@ -232,9 +227,9 @@ class Engine(ABC):
         """Give the device's memory back, between two steps, until `onload`; how many bytes.
 
         Sequences in flight stay, and go on afterwards with the tokens they would have had. Until then nothing is sampled or
-        loaded, which is refused with a sentence; requests may come and be aborted. Away already, and an engine that
-        `keeps` all of it: nothing happens, and 0. Raises RLTrainError where there is no room for the bytes elsewhere; then
-        all is as it was.
+        loaded, which is refused with a sentence; requests may come and be aborted. Away already, or an engine that can give
+        none back (a server outside; vLLM without its sleep mode): nothing happens, and 0. Raises RLTrainError where there is
+        no room for the bytes elsewhere; then all is as it was.
         """
         return 0
 

@@ -128,11 +128,6 @@ class EndpointEngine(Engine):
         return cls(client, facts, check, vocabulary, slots=slots, options=options, names=names)
 
     @property
-    def keeps(self) -> str | None:
-        """See `Engine.keeps`."""
-        return "the server of sampler.engine: endpoint is outside of the run, with its devices"
-
-    @property
     def active(self) -> int:
         """Sequences in flight now, and those that have ended since the last step."""
         return self._sequences.active + len(self._ended)

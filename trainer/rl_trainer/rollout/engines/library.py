@@ -45,11 +45,6 @@ class LibraryEngine(Engine):
         self.version = version
 
     @property
-    def keeps(self) -> str | None:
-        """See `Engine.keeps`."""
-        return None
-
-    @property
     def device_bytes(self) -> int:
         """See `Engine.device_bytes`."""
         return held_bytes(self._memory())

@@ -126,11 +126,6 @@ class TorchEngine(Engine):
             self._tainted = False
 
     @property
-    def keeps(self) -> str | None:
-        """See `Engine.keeps`."""
-        return None
-
-    @property
     def device_bytes(self) -> int:
         """See `Engine.device_bytes`."""
         return held_bytes([tensor for part in self._memory() for tensor in part])

@@ -219,13 +219,6 @@ class VllmEngine(Engine):
             self._tainted = False
         self.version = version
 
-    @property
-    def keeps(self) -> str | None:
-        """See `Engine.keeps`."""
-        if self._sleeps:
-            return None
-        return "vLLM gives memory back in its sleep mode alone, which it has on GPUs, where it was opened for that"
-
     def offload(self) -> int:
         """See `Engine.offload`. Weights go to main memory; keys and values are dropped, and computed anew of the tokens that
         are there: those that follow may differ in the last bits of what they are drawn from.
