@@ -138,7 +138,9 @@ def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, w
     parts: list[RenderableType] = [Text(), _head(shown, now, width)]
     if shown.step is not None and shown.max_steps:
         parts.append(_bar(shown, width))
-    pairs = [(label, text) for label, text in shown.facts().items() if label not in ("step", "ETA", "-")]
+    facts = shown.facts()
+    whole = [(label, facts.pop(label)) for label in ("placement", "wanted") if label in facts]
+    pairs = [(label, text) for label, text in facts.items() if label not in ("step", "ETA", "-")]
     if shown.learners is not None and not shown.over:
         pairs.append(("learners", fraction(*shown.learners)))
     body = Table.grid(padding=(0, 1))
@@ -151,6 +153,13 @@ def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, w
         body.add_row(*(cell for pair in cells[start : start + columns] for cell in pair))
     if cells:
         parts.append(body)
+    if whole:  # too long for a column
+        below = Table.grid(padding=(0, 1))
+        below.add_column(width=10, style="dim", no_wrap=True)
+        below.add_column(max_width=width - 14)
+        for pair in whole:
+            below.add_row(*pair)
+        parts.append(below)
     if shown.reason:
         parts.append(_reason(shown))
     silent = (now - shown.updated).total_seconds() if shown.updated is not None else 0.0

@@ -65,6 +65,20 @@ def test_one_run() -> None:
         assert part in text, part
 
 
+def test_a_placement_is_shown_whole_beside_what_is_wanted() -> None:
+    row = replace(
+        ROW,
+        placement="hybrid (1 of 3 samplers share), planned by attempt 1, 4.5 s a step, 4.2 s predicted",
+        wanted="collocated (3 of 3 samplers share), 3.0 s predicted, not given: spec.checkpoint is null",
+    )
+    text = drawn(one_run(row, {}, NOW, 80), 80)
+    words = " ".join(text.split())
+    assert f"placement {row.placement} wanted {row.wanted}" in words
+    assert max(map(len, text.splitlines())) <= 80
+    over = drawn(one_run(replace(row, phase="Succeeded"), {}, NOW, 80), 80)
+    assert "placement" not in over
+
+
 @pytest.mark.parametrize("width", [20, 40, 76, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     text = drawn(one_run(replace(ROW, reason="0/1 nodes are available: " * 5), {}, NOW, width), width)
