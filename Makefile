@@ -57,7 +57,7 @@ e2e-ready: $(INSTALLED) ## its cluster and images, and no test: E2E_READY=1 make
 e2e-tenants: $(INSTALLED) ## a hundred attempts of one team against another, on the same cluster
 	@scripts/e2e -m tenants $(ARGS)
 
-e2e-vllm: $(INSTALLED) ## two sharded learners and a sampler of two parts (vLLM's build for CPUs), on the same cluster; builds an image of its own
+e2e-vllm: $(INSTALLED) ## vLLM (its build for CPUs) on the same cluster: two parts of a sampler in one pod and in two, a server outside the run; builds an image of its own
 	@E2E_TRAINER=vllm-cpu scripts/e2e -m vllm $(ARGS)
 
 e2e-gpu: $(INSTALLED) ## the scenarios on accelerators, on the current kube context; skipped where it offers none
