@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +13,7 @@ import pytest
 from rl_api.errors import DeadlineExceeded, EndpointError, InvalidConfig
 from rl_trainer.rollout.engines import endpoint_client
 from rl_trainer.rollout.engines.endpoint_client import EndpointClient, ServerLost
+from rl_trainer.rollout.engines.endpoint_look import wait_until_there
 
 Answer = tuple[int, bytes, dict[str, str]]
 
@@ -100,6 +103,25 @@ def test_nobody_there_is_no_answer(gateway: Gateway) -> None:
     with pytest.raises(ServerLost) as found:
         ask(gateway.url)
     assert not found.value.answered
+
+
+def test_nobody_lets_us_in_is_no_late_answer() -> None:
+    """As where a network policy, or a Service without pods, drops what is sent: it is not the server that is slow."""
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for one in (first, second):  # its queue is full, and nobody takes them
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        client = EndpointClient(f"http://127.0.0.1:{listener.getsockname()[1]}", None, 0.4)
+        try:
+            with pytest.raises(
+                DeadlineExceeded,
+                match=r"not there within spec.sampler.endpoint.timeout .*Connection timeout to host",
+            ):
+                wait_until_there(client, time.monotonic() + client.timeout)
+        finally:
+            client.close()
 
 
 @pytest.mark.parametrize("url", ["http://x:800000", "http://[", "http://:::"])

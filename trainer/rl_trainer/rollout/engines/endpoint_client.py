@@ -53,12 +53,14 @@ class EndpointClient:
         atexit.unregister(self.close)
 
     async def _open(self) -> aiohttp.ClientSession:
+        # Ahead of the whole answer's deadline: else one that cannot be reached is said to be late with its answer.
+        connect = min(self.timeout / 2, 30.0)
         # As many connections as there are sequences: the server says what is at once.
         connector = aiohttp.TCPConnector(limit=0)
         return aiohttp.ClientSession(
             connector=connector,
             headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(self.timeout, 30.0)),
+            timeout=aiohttp.ClientTimeout(total=self.timeout, sock_connect=connect),
         )
 
     def call(self, method: str, path: str, body: Any = None, within: float | None = None) -> Any:
