@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from campaign import Disturbance
-from fault_plan import KINDS, PHASES, TARGETS, WORLDS, draw
+from fault_plan import KINDS, PHASES, TARGETS, WORLDS, draw, meets
 from fault_report import Campaign, tables
 
 EXAMPLES = """examples:
@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   make chaos ARGS="--kinds stop --targets rank --faults 6"
   make chaos ARGS="--seconds 180 --out runs/chaos"      # again and again: each call goes on after the last one's faults
   make chaos ARGS="--worlds collective,delta,adapter,background --phases publish,checkpoint --faults 80 --out runs/ways"
+  make chaos ARGS="--worlds collocated,hybrid,stored --faults 60 --out runs/shared"
 """
 
 
@@ -37,6 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if other := campaign.differences(wanted):
         print(
             f"chaos: {file} is of another plan ({other}); ask for that one, give another --out, or remove it",
+            file=sys.stderr,
+        )
+        return 2
+    if idle := [one for one in args.worlds if not any(meets(one, phase) for phase in args.phases)]:
+        print(
+            f"chaos: --phases: runs of {', '.join(idle)} come to none of {', '.join(args.phases)}; leave these --worlds "
+            "out, or give more --phases",
             file=sys.stderr,
         )
         return 2

@@ -12,10 +12,16 @@ KINDS: Final = ("kill", "stop", "pause")
 """SIGKILL; SIGSTOP for good; SIGSTOP, and SIGCONT before anybody may give the process up."""
 
 TARGETS: Final = ("sampler", "rank", "buffer", "driver")
-PHASES: Final = ("generate", "score", "train", "publish", "checkpoint", "evaluate")
+PHASES: Final = ("generate", "score", "train", "publish", "checkpoint", "evaluate", "resume", "move")
+"""What a run does; resume: it is started again, and loads model and checkpoint; move: learners move their tensors onto or
+off devices that samplers share, where the run does that."""
 
 _TWO_SAMPLERS: Final = {"sampler": {"replicas": 2}}
 _TWO_RANKS: Final = {**_TWO_SAMPLERS, "learner": {"replicas": 2, "parallelism": "fsdp2"}}
+_SHARED: Final = {
+    "sampler": {"replicas": 2, "resources": {"cpu": 0.5}},
+    "learner": {"replicas": 2, "parallelism": "fsdp2"},
+}
 WORLDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "strict": {**_TWO_SAMPLERS, "buffer": {"maxStaleness": 0}},
     "async": {**_TWO_SAMPLERS, "buffer": {"maxStaleness": 2}},
@@ -38,9 +44,33 @@ WORLDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "buffer": {"maxStaleness": 1},
         "checkpoint": {"asynchronous": "always"},
     },
+    "collocated": {
+        **_SHARED,
+        "buffer": {"maxStaleness": 0},
+        "placement": {"mode": "collocated", "residency": "swap"},
+    },
+    "hybrid": {
+        **_SHARED,
+        "sampler": {**_SHARED["sampler"], "maxSequences": 2},
+        "buffer": {"maxStaleness": 1},
+        "placement": {
+            "mode": "hybrid",
+            "sharedSamplers": 1,
+            "partGroups": 2,
+            "handOverAt": 0.5,
+            "residency": "swap",
+        },
+    },
+    "stored": {
+        **_TWO_RANKS,
+        "buffer": {"maxStaleness": 0},
+        "algorithm": {"kl": {"coefficient": 0.01}},
+        "checkpoint": {"asynchronous": "always", "storage": {"s3": "s3://chaos"}},
+    },
 }
 """Kinds of runs, by what differs: two samplers, a learner or two ranks that divide the model, strictly on-policy or not, how
-weights travel, and whether checkpoints are written while the next steps run."""
+weights travel, whether checkpoints are written while the next steps run, whether samplers share devices with learners, and
+whether checkpoints are in an object store, where each rank writes and reads what it holds past the driver."""
 
 DRIVER_PAUSES: Final = 4
 """A driver's pauses are so many times as long: nobody gives it up, however long it stands still."""
@@ -70,6 +100,21 @@ class Fault:
         return f"{self.kind} {self.target}{pause} in {self.phase}"
 
 
+def shares(world: str) -> bool:
+    """Whether samplers share devices with learners, and tensors are moved when these change hands."""
+    return "placement" in WORLDS[world]
+
+
+def is_stored(world: str) -> bool:
+    """Whether checkpoints are in an object store."""
+    return "storage" in WORLDS[world].get("checkpoint", {})
+
+
+def meets(world: str, phase: str) -> bool:
+    """Whether runs of that kind come to that phase."""
+    return phase != "move" or shares(world)
+
+
 def draw(
     seed: int,
     count: int,
@@ -81,18 +126,20 @@ def draw(
     longest_pause: float = 2.0,
     chapter: int = 10,
 ) -> list[Fault]:
-    """`count` faults; of all combinations of kind, target and phase none comes again before all have come.
+    """`count` faults; of all combinations of kind, target and phase none comes again before all have come, but for those
+    that were left out because the run of their turn does not meet the phase.
 
-    `chapter`: so many faults in a row are of one run, and so of one world.
+    `chapter`: so many faults in a row are of one run, and so of one world. Each world meets one of `phases`.
     """
     chance = random.Random(seed)
     combinations = _decks([*itertools.product(kinds, targets, phases)], chance)
     homes = _decks([*worlds], chance)
     faults: list[Fault] = []
     world = ""
-    for number, (kind, target, phase) in enumerate(itertools.islice(combinations, count)):
+    for number in range(count):
         if number % chapter == 0:
             world = next(homes)
+        kind, target, phase = next(one for one in combinations if meets(world, one[2]))
         pause = chance.uniform(0.2, longest_pause) * (DRIVER_PAUSES if target == "driver" else 1)
         faults.append(Fault(number + 1, world, kind, target, phase, chance.random(), round(pause, 2)))
     return faults

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from fault_plan import KINDS, PHASES, TARGETS, WORLDS
+
+_TIMES: Final = ("seconds", "freed")
 
 
 @dataclass
@@ -20,6 +23,8 @@ class Result:
         step: the last one before it.
         how: "went on", "resumed" (it ended with a sentence, and went on from its checkpoint), or "failed".
         seconds: from the fault to the end of the first step that began after it.
+        freed: seconds from the death of a sampler or a rank until the run has taken back what it had, where they share
+            devices.
         sentence: that the run ended with.
         failure: what was not as it must be.
     """
@@ -32,6 +37,7 @@ class Result:
     step: int = 0
     how: str = "failed"
     seconds: float = math.nan
+    freed: float = math.nan
     sentence: str = ""
     failure: str = ""
 
@@ -66,15 +72,15 @@ class Campaign:
     def to_json(self) -> dict[str, Any]:
         """For a file."""
         plain = asdict(self)
-        for one in plain["results"]:
-            one["seconds"] = None if math.isnan(one["seconds"]) else round(one["seconds"], 3)
+        for one, name in itertools.product(plain["results"], _TIMES):
+            one[name] = None if math.isnan(one[name]) else round(one[name], 3)
         return plain
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Campaign:
         """The inverse of `to_json`."""
         results = [
-            Result(**{**one, "seconds": math.nan if one["seconds"] is None else one["seconds"]})
+            Result(**{**one, **{name: math.nan for name in _TIMES if one.get(name) is None}})
             for one in data["results"]
         ]
         # Files of before there was a plan in them are of no plan that can be asked for.
@@ -107,9 +113,16 @@ def tables(campaign: Campaign) -> str:
     met = Counter((one.world, one.phase) for one in campaign.results)
     met.update(("all", one.phase) for one in campaign.results)
     worlds = [world for world in (*WORLDS, "all") if any((world, phase) in met for phase in PHASES)]
-    phases = [["run", *PHASES], ["---"] + ["---:"] * len(PHASES)]
-    phases += [[world, *(str(met[world, phase]) for phase in PHASES)] for world in worlds]
-    return f"{_lines(rows)}\n\nFaults by the run and the phase that they met:\n\n{_lines(phases)}"
+    columns = [phase for phase in PHASES if met["all", phase]]
+    phases = [["run", *columns], ["---"] + ["---:"] * len(columns)]
+    phases += [[world, *(str(met[world, phase]) for phase in columns)] for world in worlds]
+    text = f"{_lines(rows)}\n\nFaults by the run and the phase that they met:\n\n{_lines(phases)}"
+    if times := sorted(one.freed for one in campaign.results if not math.isnan(one.freed)):
+        text += (
+            f"\n\nDevices that were shared were taken back {share_of(times, 0.5):.2f} s after the death of a sampler or a "
+            f"rank (median of {len(times)}), at most {times[-1]:.2f} s."
+        )
+    return text
 
 
 def _row(results: Sequence[Result]) -> list[str]:

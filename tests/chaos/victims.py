@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 import urllib.request
 from collections.abc import Callable
@@ -14,6 +15,10 @@ import psutil
 
 _TITLES: Final = {"sampler": "ray::SamplerActor", "rank": "ray::LearnerActor", "buffer": "ray::BufferActor"}
 _WRITES_A_CHECKPOINT: Final = (".saved", ".begin_save", ".save_round", ".save_written", ".random_state")
+_TRAINS: Final = (".update", ".accumulate", ".apply")
+_MOVES: Final = (".offload", ".onload")
+_LOADS: Final = (".__init__", ".check_stored", ".start")
+_RESTORES: Final = (".restore",)
 _LOOK_SECONDS: Final = 0.001
 _STATUS_SECONDS: Final = 0.01
 """Between two questions to the status server: it must not be what the run is busy with."""
@@ -66,6 +71,7 @@ class Phases:
 
     def __init__(self, victims: Victims, out: Path, address: Callable[[], str | None]):
         self._victims, self._out, self._address = victims, out, address
+        self.late, self.target = False, "driver"
         self.begin()
 
     def begin(self) -> None:
@@ -86,7 +92,23 @@ class Phases:
 
     def train(self) -> bool:
         """A learner is in its step."""
-        return any(title.endswith(".update") for title in self._victims.learners())
+        return any(title.endswith(_TRAINS) for title in self._victims.learners())
+
+    def move(self) -> bool:
+        """Learners move their tensors onto or off a device."""
+        return any(title.endswith(_MOVES) for title in self._victims.learners())
+
+    def resume(self) -> bool:
+        """The process that is to be hit is there, and the run loads: model and task or, where it is to be `late`, all else
+        that a checkpoint holds."""
+        titles = [
+            title
+            for title in self._victims.all().values()
+            if title.startswith(("ray::Learner", "ray::Sampler"))
+        ]
+        # Restoring takes moments: what follows it at once counts as well.
+        awaited = (*_RESTORES, ".publish") if self.late else _LOADS
+        return any(title.endswith(awaited) for title in titles) and bool(self._victims.of(self.target))
 
     def publish(self) -> bool:
         """A step has just ended, or weights are made for it: now they go to the samplers."""
@@ -123,6 +145,23 @@ class Phases:
                 self._evaluates = json.load(answer)["phase"] == "Evaluating"
             self._asked = time.monotonic()
         return self._evaluates
+
+
+class Death:
+    """How long what a process had stays its own after its death. `over`: whether it has been given to others."""
+
+    def __init__(self, pid: int, over: Callable[[], bool]):
+        self._pid, self._over = pid, over
+        self._died: float | None = None
+        self.seconds = math.nan
+
+    def look(self) -> bool:
+        """To be called often; whether `seconds` are known."""
+        if self._died is None and not is_alive(self._pid):
+            self._died = time.monotonic()
+        if self._died is not None and math.isnan(self.seconds) and self._over():
+            self.seconds = time.monotonic() - self._died
+        return not math.isnan(self.seconds)
 
 
 def title_of(pid: int) -> str:

@@ -35,7 +35,7 @@ class Runs:
         class Run:
             steps: Sequence[Any] = [step] * 7
 
-            def __init__(self, folder: Path, world: str, settings: Sequence[str]):
+            def __init__(self, folder: Path, world: str, settings: Sequence[str], store: object):
                 self.folder, self.world = folder, world
 
             def start(self) -> None:
