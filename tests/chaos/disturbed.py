@@ -46,6 +46,8 @@ os.access = lambda path, mode, **named: mode != os.W_OK | os.X_OK and access(pat
 """
 
 _ENDLESS: Final = 100_000
+_CHECKPOINTED: Final = 6
+"""After so many steps the first checkpoint is done, also where it is written meanwhile."""
 _WHOLE: Final = 12
 """Steps after which a run that went so far has evaluated and checkpointed as one that goes further."""
 
@@ -157,9 +159,11 @@ class Disturbed:
         return result
 
     def _inject(self, fault: Fault, result: Result) -> None:
-        self._wait(lambda: len(self.steps) > 0, "its first step")
+        resume = fault.phase == "resume"
+        self._wait(lambda: len(self.steps) > (_CHECKPOINTED if resume else 0), "its first steps")
+        result.step = self.steps[-1].step
         self._seen |= self._victims.all()
-        if fault.phase == "resume":
+        if resume:
             self._end_at_once()
             self.start()
         self._phases.target, self._phases.late = fault.target, fault.which * 2 % 1 >= 0.5
@@ -171,10 +175,10 @@ class Disturbed:
             candidates = self._victims.of(fault.target)
         assert candidates, f"no {fault.target}: {self._state()}"
         victim = candidates[int(fault.which * len(candidates))]
-        if fault.phase == "resume":
+        if resume:
             self._seen |= self._victims.all()
         death = self._death(victim)
-        result.step, began = self.steps[-1].step, time.time()
+        began = time.time()
         os.kill(victim, signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
         if fault.kind == "pause":
             time.sleep(fault.seconds)

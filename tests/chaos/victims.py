@@ -20,6 +20,9 @@ _MOVES: Final = (".offload", ".onload")
 _LOADS: Final = (".__init__", ".check_stored", ".start")
 _RESTORES: Final = (".restore",)
 _LOOK_SECONDS: Final = 0.001
+_COUNT_SECONDS: Final = 0.1
+"""Between two looks which processes there are: it takes a while where there are many."""
+
 _STATUS_SECONDS: Final = 0.01
 """Between two questions to the status server: it must not be what the run is busy with."""
 
@@ -78,6 +81,8 @@ class Phases:
         """What was seen before does not count."""
         self._since, self._trained = time.time(), False
         self._asked, self._evaluates = 0.0, False
+        self._counted, self._there = 0.0, False
+        self._loading: list[int] = []
 
     def wait(self, phase: str, seconds: float, alive: Callable[[], bool]) -> bool:
         """Returns as the phase begins, or goes on; False: it has not come in time, or the run has ended."""
@@ -101,14 +106,13 @@ class Phases:
     def resume(self) -> bool:
         """The process that is to be hit is there, and the run loads: model and task or, where it is to be `late`, all else
         that a checkpoint holds."""
-        titles = [
-            title
-            for title in self._victims.all().values()
-            if title.startswith(("ray::Learner", "ray::Sampler"))
-        ]
+        if time.monotonic() - self._counted > _COUNT_SECONDS:
+            self._loading = [*self._victims.of("rank"), *self._victims.of("sampler")]
+            self._there = bool(self._victims.of(self.target))
+            self._counted = time.monotonic()
         # Restoring takes moments: what follows it at once counts as well.
-        awaited = (*_RESTORES, ".publish") if self.late else _LOADS
-        return any(title.endswith(awaited) for title in titles) and bool(self._victims.of(self.target))
+        awaited = (*_RESTORES, ".publish", *_TRAINS) if self.late else _LOADS
+        return self._there and any(title_of(pid).endswith(awaited) for pid in self._loading)
 
     def publish(self) -> bool:
         """A step has just ended, or weights are made for it: now they go to the samplers."""
