@@ -75,7 +75,7 @@ class Disturbed:
         self._remote = ""
         if is_stored(world):
             assert store is not None, f"{world} keeps its checkpoints in one"
-            self._remote = f"s3://{BUCKET}/{folder.name}"
+            self._remote = f"s3://{BUCKET}/{folder.parent.name}/{folder.name}"
             self._settings += ["--set", f"checkpoint.storage.s3={self._remote}"]
             (folder / "sitecustomize.py").write_text(ELSEWHERE)
             path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
@@ -132,7 +132,10 @@ class Disturbed:
     def assert_nothing_lost_or_twice(self) -> None:
         """See `RunFiles`; the last checkpoint is fetched from where it is."""
         if self._remote:
-            assert not list(self.files.out.rglob("*.safetensors")), "tensors went through the driver"
+            here = [self.files.out / name for name in ("checkpoints", "model/resumed", "initial")]
+            assert not [file for folder in here for file in folder.rglob("*.safetensors")], (
+                "tensors went through the driver"
+            )
             fetch(CheckpointStore(self.files.out / "checkpoints"), RemoteFolder(self._remote))
         self.files.assert_nothing_lost_or_twice()
 
@@ -220,6 +223,7 @@ class Disturbed:
                 return how
             if not self._runs():
                 assert how == "went on", f"ended again after the resume: {self._process.outcome()}"
+                death.look()
                 result.sentence = self._sentence(fault)
                 self._must_be_gone()
                 self.start()
