@@ -196,7 +196,10 @@ class Disturbed:
             self._wait(
                 lambda: not is_alive(victim), f"{fault.target} {victim}, which is stopped, to be replaced"
             )
-        if fault.kind != "pause" and fault.target in ("sampler", "rank") and shares(self.world):
+        # (A rank that is stopped dies as the last of the run's end, which waits a while for what does not answer.)
+        replaced = fault.target == "sampler" and fault.kind == "stop"
+        killed = fault.target in ("sampler", "rank") and fault.kind == "kill"
+        if (killed or replaced) and shares(self.world):
             self._wait(death.look, f"what {fault.target} {victim} had to be taken back")
             result.freed = death.seconds
             assert death.seconds <= FREE_SECONDS, (
