@@ -29,7 +29,7 @@ POINTS = {
     "rl_trainer.rollout.actor": {
         "SamplerActor.onload": "sampler-onload",
         "SamplerActor.offload": "sampler-offload",
-        "SamplerActor._advance": lambda it: "sampler-evaluate" if it._evaluation else "sampler-generate",
+        "SamplerActor._advance": lambda it: "sampler-evaluate" if it._evaluations.under_way else "sampler-generate",
     },
     "rl_trainer.learner.actor": {
         f"LearnerActor.{name}": f"rank-{name}"
