@@ -20,6 +20,7 @@ _RANKS_SAID: Final = (
     "(self.?learner.?replicas.hasValue() && self.?learner.?resources.?accelerators.hasValue())"
 )
 _SIZE: Final = or_value("learner.fsdpSize", "1")
+_CONTEXT: Final = or_value("learner.contextSize", "1")
 _ALONE: Final = f"{_ACCELERATORS} <= 1"
 _SEVERAL: Final = f"{_ACCELERATORS} > 1"
 _PRODUCT: Final = f"algorithm.promptsPerStep * algorithm.groupSize = {{{_SEQUENCES}}}"
@@ -65,6 +66,11 @@ LEARNER_RULES: Final[list[Rule]] = [
         f"{or_value('learner.parallelism', repr('ddp'))} != 'fsdp2' || !{_RANKS_SAID} || {_RANKS} % {_SIZE} == 0",
         ".learner.fsdpSize",
         f"found {{{_SIZE}}}, allowed: a divisor of NAME = {{{_RANKS}}}",
+    ),
+    *_both(
+        f"!{_RANKS_SAID} || {_RANKS} % {_CONTEXT} == 0",
+        ".learner.contextSize",
+        f"found {{{_CONTEXT}}}, allowed: a divisor of NAME = {{{_RANKS}}}",
     ),
     loop_rule(
         f"{or_value('weightSync.transport', repr('auto'))} != 'collective' || self.trainer.kind != 'rltrain' || "

@@ -59,6 +59,17 @@ def whole_copies(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
+def shared_sequences(spec: RunSpec) -> Iterator[Problem]:
+    """`learner.contextSize` divides the learner processes."""
+    learner = spec.learner
+    if learner.ranks % learner.context_size:
+        yield spec_problem(
+            "learner.contextSize",
+            f"found {learner.context_size}, allowed: a divisor of {_processes(spec)} = {learner.ranks}",
+            "learner.replicas",
+        )
+
+
 def adapter_of_lora(spec: RunSpec) -> Iterator[Problem]:
     """`weightSync.transport` adapter goes with `learner.lora`."""
     if spec.weight_sync.transport == "adapter" and spec.learner.lora is None:

@@ -189,10 +189,14 @@ class LearnerSpec(Model):
     optimizer state)."""
     fsdp_size: int | None = Field(default=None, ge=1, le=4096)
     """Learner processes that share one copy of the model, with parallelism fsdp2; null: all."""
+    context_size: int = Field(default=1, ge=1, le=4096)
+    """Learner processes that share each sequence (context parallelism): each computes a part of its tokens, and in attention
+    a part of the heads."""
     resources: ResourcesSpec | None = None
     """Resources of one learner pod; null: as many CPU cores as threads, an accelerator on an accelerator pool."""
     tokens_per_micro_batch: int = Field(default=16_384, ge=1, le=MOST)
-    """Tokens of one forward and backward pass; a longer sequence is a pass of its own."""
+    """Tokens of one forward and backward pass in each process; a sequence that is longer than contextSize times that is a
+    pass of its own."""
     activation_checkpointing: bool = False
     """Compute the activations of each layer again in the backward pass instead of keeping them: less memory, about a
     third more time, the same gradients."""
@@ -214,6 +218,11 @@ class LearnerSpec(Model):
     def ranks(self) -> int:
         """Learner processes, among which every batch is divided."""
         return self.replicas * self.ranks_per_replica
+
+    @property
+    def data_ranks(self) -> int:
+        """Parts of every batch: processes that share sequences have one together."""
+        return self.ranks // self.context_size
 
 
 class BufferSpec(Model):

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal
 
 from rl_api.algorithm import GROUP_ESTIMATORS
-from rl_api.learner_rules import adapter_of_lora, even_shares, sealed_weights, whole_copies
+from rl_api.learner_rules import (
+    adapter_of_lora,
+    even_shares,
+    sealed_weights,
+    shared_sequences,
+    whole_copies,
+)
 from rl_api.place_rules import (
     FOLDER_OF_A_BUCKET,
     FOLDER_OR_ADDRESS,
@@ -259,6 +265,7 @@ LOOP_RULES: Final[tuple[Rule, ...]] = (
     group_of_two,
     even_shares,
     whole_copies,
+    shared_sequences,
     adapter_of_lora,
     room_for_a_step,
     answers_fit,
@@ -304,7 +311,7 @@ CLUSTER_RULES: Final[tuple[Rule, ...]] = (
 FOR_A_PROFILE: Final[tuple[Rule, ...]] = (
     *SAMPLER_RULES,
     *SHARING_RULES,
-    *(whole_copies, adapter_of_lora, without_counterpart),
+    *(whole_copies, shared_sequences, adapter_of_lora, without_counterpart),
 )
 """Rules that a run may break which keeps them with the defaults of its profile: who merges the two looks then."""
 

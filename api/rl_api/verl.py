@@ -56,6 +56,7 @@ _ONE_WAY: Final[dict[str, tuple[Any, ...]]] = {
     "sampler.podsPerReplica": (1,),
     "sampler.quantization": ("none",),
     "learner.fsdpSize": (None,),
+    "learner.contextSize": (1,),
     "learner.resources": (None,),
     "buffer.maxStaleness": (0,),
     "buffer.order": ("fifo",),

@@ -175,7 +175,7 @@ def _plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str | None = None) -> torch.Tensor:
-    """As `rl_trainer.model.decoder.Block` calls it."""
+    """As `rl_trainer.model.block.Block` calls it."""
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -226,6 +226,7 @@ def as_json(plan: RunPlan, bandwidth: int | None, measured: Profile | None = Non
             "ranks": plan.learner_layout.ranks,
             "shard": plan.learner_layout.shard,
             "copies": plan.learner_layout.copies,
+            "context": plan.learner_layout.context,
         },
         "sampler": dataclasses.asdict(plan.sampler_layout),
         "workers": {

@@ -15,9 +15,10 @@ from library_models import made_once
 from small_families import save_small
 from transformers import AutoModelForCausalLM
 
-from rl_api.errors import DeadlineExceeded
+from rl_api.errors import DeadlineExceeded, ModelError
 from rl_trainer.checkpoint.shards import shards_of
 from rl_trainer.flow.worker import Worker
+from rl_trainer.learner.rank import Learner
 from rl_trainer.model.folder import read_shapes
 from rl_trainer.model.weight_files import weight_files
 
@@ -141,6 +142,54 @@ def test_every_family_learns_divided_as_it_does_whole(
     share = size or count
     assert all(one.held < expected.held / share * 1.5 for one in found)
     assert sum(one.held for one in found) == expected.held * count // share
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "size", "learner", "algorithm", "busy"),
+    [
+        ("llama", 2, 2, AGAIN, {**PPO, **IN_REWARD}, None),
+        ("qwen3", 4, 2, {**FSDP, **LORA}, KL, 1),
+        ("phi3", 2, 2, {**FSDP, **AGAIN}, {**PPO, **IN_REWARD}, None),
+        ("qwen3-moe", 2, 2, FSDP, KL, None),
+    ],
+)
+def test_ranks_that_share_sequences_learn_as_one_process(
+    ranks, family, name, count, size, learner, algorithm, busy
+):
+    case = Case(family(name), learner, algorithm, warm="lora" not in learner)
+    expected = run(case, 0, 1)
+    found = ranks(replace(case, learner={**learner, "contextSize": size}, busy=busy), count)
+    for one in found:
+        close(one, expected)
+    for one in found[:size]:
+        for array, other in zip(one.estimates, expected.estimates, strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-5, atol=1e-5)
+
+
+def refused(case: Case, rank: int, ranks: int) -> str:
+    """The sentence with which it does not begin."""
+    with pytest.raises(ModelError) as caught:
+        Learner(case.folder, case.spec, rank=rank, ranks=ranks)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "why"),
+    [
+        ("llama", 4, "found 4, allowed for a model of 4 attention heads and 2 of keys and values: 1, 2"),
+        (
+            "gpt2",
+            2,
+            "GPT2LMHeadModel cannot be computed by processes that share a sequence (it gives 8 columns",
+        ),
+        ("mamba", 2, "found 2, but MambaForCausalLM has no attention that the library looks up, allowed: 1"),
+    ],
+)
+def test_what_cannot_be_shared_is_said_when_a_model_is_opened(ranks, family, name, size, why):
+    found = ranks(Case(family(name), {"contextSize": size}), size, refused)
+    assert len(set(found)) == 1
+    assert found[0].startswith("spec.learner.contextSize: ")
+    assert why in found[0]
 
 
 @pytest.mark.parametrize(

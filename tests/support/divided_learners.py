@@ -41,7 +41,8 @@ DEADLINE = 120.0
 class Case:
     """A short run: steps `first` up to `steps`.
 
-    `busy`: so many ranks have samples, the others none; None: all have. `parts`: in so many each step is learned. `saved`:
+    `busy`: so many parts of a batch have samples, the others none; None: all have. Ranks that share sequences have a part
+    together. `parts`: in so many each step is learned. `saved`:
     the folder that is written at the end; `resumed`: the one that is gone on from. `warm`: whether a supervised step comes
     first. `away`: whether tensors are moved out and in again before every step and every read.
     """
@@ -116,10 +117,11 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
     torch.set_num_threads(1)
     spec = case.spec
     learner = Learner(case.resumed or case.folder, spec, rank=rank, ranks=ranks)
+    part_of_batch, all_parts = rank // spec.learner.context_size, ranks // spec.learner.context_size
     if case.warm:
         batch = samples(3, 1000)
         denominators = LossDenominators.from_lengths([int(s.mask.sum()) for s in batch])
-        learner.supervise(batch[rank::ranks], denominators, 1e-3)
+        learner.supervise(batch[part_of_batch::all_parts], denominators, 1e-3)
     if case.resumed is None:
         learner.start_reinforcement()
     else:
@@ -131,19 +133,20 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
         return learner
 
     losses, norms, estimates = [], [], []
-    busy = case.busy or ranks
+    busy = case.busy or all_parts
     for step in range(case.first, case.steps):
         parts = []
         for part in range(spec.algorithm.mini_batches):
             batch = samples(7, 10 * step + part, valued=learner.critic is not None)
             denominators = LossDenominators.from_lengths([int(s.mask.sum()) for s in batch])
-            parts.append(MiniBatch(batch[rank::busy] if rank < busy else [], denominators))
+            own = batch[part_of_batch::busy] if part_of_batch < busy else []
+            parts.append(MiniBatch(own, denominators))
         result = moved().update(parts) if case.parts == 1 else in_parts(moved, parts, case.parts)
         losses.append(result.metrics["loss"])
         norms.append(result.grad_norm)
     if case.saved is not None:
         save(moved(), case.folder, case.saved)
-    found = moved().token_estimates(samples(3, 99)[: 3 if rank == 0 else 1])
+    found = moved().token_estimates(samples(3, 99)[: 3 if part_of_batch == 0 else 1])
     for arrays in (found.kl, found.values):
         if arrays is not None:
             estimates.append(np.concatenate(arrays[:3]))

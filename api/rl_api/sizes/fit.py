@@ -84,9 +84,10 @@ def _words(before: LearnerLayout, after: LearnerLayout) -> str:
         words.append("set learner.activationCheckpointing: true")
     if after.longest < before.longest:
         # A longer sequence would be a pass of its own, of whatever size the others are.
-        words.append(
-            f"set sampler.maxNewTokens and learner.tokensPerMicroBatch: {after.tokens}, or at most that"
-        )
+        both = "sampler.maxNewTokens and learner.tokensPerMicroBatch"
+        if after.context > 1:
+            both = f"sampler.maxNewTokens: {after.context * after.tokens} and learner.tokensPerMicroBatch"
+        words.append(f"set {both}: {after.tokens}, or at most that")
     elif after.tokens < before.tokens:
         words.append(f"set learner.tokensPerMicroBatch: {after.tokens}")
     return ", and ".join(words)

@@ -10,6 +10,7 @@ What a step needs beside it is `gathered_bytes` and `activation_bytes`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,8 +33,9 @@ class LearnerLayout:
     Attributes:
         ranks: in all.
         shard: ranks that share one copy (FSDP2); 1: each has a whole one (DDP).
-        tokens: of one forward and backward pass.
-        longest: tokens of one sequence at most; sequences are not split, and so `tokens` is not less.
+        tokens: of one forward and backward pass, on each rank.
+        longest: tokens of one sequence at most on each rank, and so `tokens` is not less.
+        context: ranks that share sequences: each has an equal part of the tokens of a pass.
         checkpointing: only the input of every layer is kept for the backward pass.
         half: products are in bfloat16, else in float32; what is kept for the run is float32 in either case.
         trained: parameters that learn beside frozen weights (LoRA); None: all weights do.
@@ -48,6 +50,7 @@ class LearnerLayout:
     shard: int = 1
     tokens: int = 16_384
     longest: int = 1
+    context: int = 1
     checkpointing: bool = False
     half: bool = True
     trained: int | None = None
@@ -58,13 +61,26 @@ class LearnerLayout:
 
     @property
     def copies(self) -> int:
-        """Whole copies of the model that learn from different samples."""
+        """Whole copies of the model."""
         return self.ranks // self.shard
 
     @property
     def width(self) -> int:
         """Bytes of one number in products."""
         return 2 if self.half else 4
+
+
+def uneven_heads(size: int, heads: int, kv_heads: int) -> str | None:
+    """Why `size` processes cannot share the sequences of a model with so many attention heads, of queries and of keys and
+    values: in attention each has an equal part of both. None: they can."""
+    most = math.gcd(heads, kv_heads)
+    if most % size == 0:
+        return None
+    allowed = ", ".join(str(one) for one in range(1, most + 1) if most % one == 0)
+    return (
+        f"spec.learner.contextSize: found {size}, allowed for a model of {heads} attention heads and {kv_heads} of keys and "
+        f"values: {allowed}"
+    )
 
 
 def learner_parts(shape: ModelShape, layout: LearnerLayout, device: Device) -> Parts:

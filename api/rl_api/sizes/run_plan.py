@@ -9,7 +9,13 @@ from rl_api.errors import InvalidConfig
 from rl_api.run import RunSpec
 from rl_api.sizes.fit import DEVICES_PER_POD, learner_misfit, sampler_misfit
 from rl_api.sizes.layout import Group, Node, nodes_of
-from rl_api.sizes.learner import LearnerLayout, checkpoint_bytes, learner_parts, main_memory_bytes
+from rl_api.sizes.learner import (
+    LearnerLayout,
+    checkpoint_bytes,
+    learner_parts,
+    main_memory_bytes,
+    uneven_heads,
+)
 from rl_api.sizes.memory import Device, Parts, gigabytes
 from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory
 from rl_api.sizes.shape import ModelShape
@@ -95,7 +101,7 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
     """What the roles of `spec` need at these places; `sampler`: of those with devices of their own.
 
     Raises:
-        InvalidConfig: its shards do not divide its ranks.
+        InvalidConfig: its shards do not divide its ranks, or its sequences not its model's heads.
         ModelError: LoRA names a module that the model does not have.
     """
     learning, sampling = learner_layout(spec, shape, learner), sampler_layout(spec, shape)
@@ -202,13 +208,23 @@ def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLay
     shard = (learner.fsdp_size or ranks) if learner.parallelism == "fsdp2" else 1
     if ranks % shard:
         raise InvalidConfig(f"spec.learner.fsdpSize: found {shard}, allowed: a divisor of the {ranks} ranks")
+    context = learner.context_size
+    if ranks % context:
+        raise InvalidConfig(
+            f"spec.learner.contextSize: found {context}, allowed: a divisor of the {ranks} ranks"
+        )
+    uneven = uneven_heads(context, shape.heads, shape.kv_heads)
+    if uneven is not None:
+        raise InvalidConfig(uneven)
+    longest = -(-spec.sampler.max_new_tokens // context)
     # A warm start makes the base: all of it learns.
     lora = learner.lora if spec.warm_start is None else None
     return LearnerLayout(
         ranks=ranks,
         shard=shard,
-        tokens=max(learner.tokens_per_micro_batch, spec.sampler.max_new_tokens),
-        longest=spec.sampler.max_new_tokens,
+        tokens=max(learner.tokens_per_micro_batch, longest),
+        longest=longest,
+        context=context,
         checkpointing=learner.activation_checkpointing,
         half=spec.model.dtype == "bfloat16",
         trained=None if lora is None else shape.lora_parameters(lora.rank, lora.target_modules),

@@ -194,7 +194,10 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},
         **{"quantization": "none", "endpoint": None, "podsPerReplica": 1},
     },
-    ("learner",): {"topology": None, "fsdpSize": None, "resources": None, "optimizerOffload": False},
+    ("learner",): {
+        **{"topology": None, "fsdpSize": None, "contextSize": 1, "resources": None},
+        **{"optimizerOffload": False},
+    },
     ("weightSync",): {"maxMismatch": 1.5},
     ("placement",): {
         **{"sharedSamplers": None, "partGroups": None, "handOver": "interrupt", "handOverAt": None},

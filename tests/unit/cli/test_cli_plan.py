@@ -312,7 +312,7 @@ def test_how_learners_share_a_copy_is_the_runs(command: Command, capsys: pytest.
     for place in (("--device-memory", "80G"), ("--profile", str(ROOT / "examples" / "profile-gpu.yaml"))):
         assert command(*place, "--json", change=divided) == 0
         plan = json.loads(capsys.readouterr().out)
-        assert plan["learner"] == {"ranks": 8, "shard": 4, "copies": 2}
+        assert plan["learner"] == {"ranks": 8, "shard": 4, "copies": 2, "context": 1}
         learner = plan["roles"]["learner"]
         assert (learner["pods"], learner["devices"]) == (2, 8)
         assert learner["parts"]["weights"] == 7_615_616_512
@@ -323,6 +323,29 @@ def test_how_learners_share_a_copy_is_the_runs(command: Command, capsys: pytest.
     whole = (divided[0], divided[1].replace("fsdpSize: 4, ", ""))
     assert command("--device-memory", "80G", change=whole) == 0
     assert "1 x 8" in capsys.readouterr().out
+
+
+def test_learners_that_share_sequences_keep_their_part_of_the_activations(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of sequences that are longer than a pass."""
+    options = ("--device-memory", "200G", "--set", "sampler.maxNewTokens=65536", "--json")
+    found = {}
+    for size in (1, 4):
+        said = f"learner: {{replicas: 8, parallelism: fsdp2, contextSize: {size},"
+        assert command(*options, change=("learner: {replicas: 2,", said)) in (0, 2)
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["learner"] == {"ranks": 8, "shard": 8, "copies": 1, "context": size}
+        found[size] = plan["roles"]["learner"]["parts"]
+    logits = found[1]["activations"] - 4 * (found[1]["activations"] - found[4]["activations"]) / 3
+    assert 0 < logits < found[4]["activations"]
+    assert found[4] == found[1] | {"activations": found[4]["activations"]}
+    uneven = ("learner: {replicas: 2,", "learner: {replicas: 8, contextSize: 8,")
+    assert command("--device-memory", "200G", change=uneven) == 2
+    assert capsys.readouterr().err == (
+        "rltrain: spec.learner.contextSize: found 8, allowed for a model of 28 attention heads and 4 of keys and values: "
+        "1, 2, 4\n"
+    )
 
 
 ENDPOINT = (

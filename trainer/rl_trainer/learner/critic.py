@@ -11,7 +11,7 @@ from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_loss import clipped_value_loss
 from rl_trainer.learner.batch import MicroBatch
-from rl_trainer.learner.policy import Precision
+from rl_trainer.learner.policy import Precision, own_places
 from rl_trainer.learner.training import MakeGradients, Training
 from rl_trainer.model.rows import Rows, fill
 
@@ -44,14 +44,23 @@ class ValueModel(nn.Module):
             states: Tensor = self.body.states_at(  # type: ignore[operator]
                 batch.input_ids, batch.attention_mask, batch.positions, batch.shared
             )
-        return states.float() @ self.value_head
+        values = states.float() @ self.value_head
+        own = own_places(self.body, batch)
+        return values if own is None else self.body.context.joined(values, own)  # type: ignore[union-attr, operator]
 
 
 class Critic:
     """Value model and its training on one rank; the run's estimator is gae. `gradients`: makes those of its parameters."""
 
     def __init__(
-        self, model: ValueModel, spec: RunSpec, *, gradients: MakeGradients, ranks: int, device: torch.device
+        self,
+        model: ValueModel,
+        spec: RunSpec,
+        *,
+        gradients: MakeGradients,
+        ranks: int,
+        device: torch.device,
+        counts: bool = True,
     ):
         options = spec.algorithm.value_model
         assert options is not None, "only the estimator gae has a critic"
@@ -65,6 +74,7 @@ class Critic:
             gradients=gradients,
             ranks=ranks,
             device=device,
+            counts=counts,
         )
 
     def values(self, batch: MicroBatch) -> Tensor:

@@ -15,18 +15,24 @@ ATTENTION_SCALE = 6
 
 
 class Cuts:
-    """Cuts of one rank. `budget`: tokens of a micro-batch."""
+    """Cuts of one rank.
 
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
+    Args:
+        budget: tokens of a micro-batch in one process.
+        context: processes that have a part of its tokens each.
+    """
+
+    def __init__(self, budget: int, context: int = 1) -> None:
+        self._budget, self._context = budget * context, context
         # Of what was cut last: lengths and whether rows are shared, and the micro-batches.
         self._last: tuple[tuple[list[int], bool], list[list[int]]] = ([], False), []
 
     @property
     def largest_pass(self) -> int:
-        """Tokens of the largest micro-batch of what was cut last."""
+        """Tokens of this process in the largest micro-batch of what was cut last."""
         (lengths, _), cuts = self._last
-        return max((sum(lengths[index] for index in cut) for cut in cuts), default=0)
+        most = max((sum(lengths[index] for index in cut) for cut in cuts), default=0)
+        return -(-most // self._context)
 
     def of(self, samples: Sequence[Trajectory], model: nn.Module) -> list[list[int]]:
         """Indices of `samples` by micro-batch; `model`: a `Decoder` or `LibraryModel`."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ from rl_trainer.storage.ownership import Upload
 from rl_trainer.trajectory import Group, Trajectory
 from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
+
+_P = TypeVar("_P")
 
 # To load a model, besides what its bytes take.
 START_TIMEOUT = 300.0
@@ -115,8 +117,8 @@ class Learners:
     def supervise(self, samples: Sequence[Trajectory], rate: float) -> float:
         """One supervised step on `samples`, dealt out over the ranks."""
         denominators = LossDenominators.from_lengths([int(s.mask[1:].sum()) for s in samples])
-        ranks = len(self.actors)
-        arguments = [(list(samples[rank::ranks]), denominators, rate) for rank in range(ranks)]
+        parts = [list(samples[part :: self._parts]) for part in range(self._parts)]
+        arguments = [(part, denominators, rate) for part in self._each_to_its_ranks(parts)]
         with self._turn("the warm start") as phase:
             return float(self._all("supervise", arguments, phase)[0])
 
@@ -134,12 +136,12 @@ class Learners:
         """
         critic = self.spec.algorithm.value_model
         train_policy = critic is None or step >= critic.warmup_steps
-        plan = plan_groups(self.spec, groups, advantages, ranks=len(self.actors), step=step)
+        plan = plan_groups(self.spec, groups, advantages, ranks=self._parts, step=step)
         denominators = [part.denominators for part in plan]
-        chosen = [[part.ranks[rank] for part in plan] for rank in range(len(self.actors))]
+        chosen = [[part.ranks[rank] for part in plan] for rank in range(self._parts)]
         arguments = [
             (share, denominators, self._trained(step), version, train_policy)
-            for share in _shares(groups, chosen)
+            for share in self._shares(groups, chosen)
         ]
         with self._turn("training", meanwhile=meanwhile) as phase:
             results = self._all("update", arguments, phase, meanwhile=meanwhile)
@@ -159,8 +161,8 @@ class Learners:
 
         For algorithms that take one optimizer step for each batch, without a critic (`rl_api.parts`).
         """
-        (plan,) = plan_groups(self.spec, groups, advantages, ranks=len(self.actors), step=step)
-        shares = _shares(groups, [[part] for part in plan.ranks])
+        (plan,) = plan_groups(self.spec, groups, advantages, ranks=self._parts, step=step)
+        shares = self._shares(groups, [[part] for part in plan.ranks])
         arguments = [(share, plan.denominators, self._trained(step)) for share in shares]
         keep = keeps_devices(self.spec)
         with self._turn("training", keep, meanwhile) as phase:
@@ -188,14 +190,15 @@ class Learners:
             for member in range(len(taken.lengths))
         ]
         lengths = [length for taken in groups for length in taken.total_lengths]
-        parts = split_groups(lengths, [member.group for member in members], len(self.actors))
-        shares = _shares(groups, [[[members[index] for index in part]] for part in parts])
+        parts = split_groups(lengths, [member.group for member in members], self._parts)
+        shares = self._shares(groups, [[[members[index] for index in part]] for part in parts])
         # The update follows at once: nobody else has the devices for that moment.
         with self._turn("computing KL and values", keep=True) as phase:
             results = self._all("token_estimates", [(share,) for share in shares], phase)
+        firsts = [found for found, _ in results[:: self.spec.learner.context_size]]
         whole = TokenEstimates(
-            _in_order(parts, [found.kl for found, _ in results]),
-            _in_order(parts, [found.values for found, _ in results]),
+            _in_order(parts, [found.kl for found in firsts]),
+            _in_order(parts, [found.values for found in firsts]),
         )
         return whole, [span for _, spans in results for span in spans]
 
@@ -341,6 +344,20 @@ class Learners:
         """Around all calls that compute, or move what is on the devices; see `Turn.taken`. Gives `phase`."""
         return nullcontext(phase) if self.turn is None else self.turn.taken(phase, keep, meanwhile)
 
+    @property
+    def _parts(self) -> int:
+        """Of a batch: ranks that share sequences have one together."""
+        return self.spec.learner.data_ranks
+
+    def _each_to_its_ranks(self, parts: Sequence[_P]) -> list[_P]:
+        """By rank, the part of a batch that is its own."""
+        return [part for part in parts for _ in range(self.spec.learner.context_size)]
+
+    def _shares(self, groups: Sequence[Group], chosen: Sequence[Sequence[Sequence[Member]]]) -> list[Share]:
+        """`share.deal`, by rank; what several ranks need is in the object store once."""
+        payloads = [group.payload for group in groups]
+        return deal(payloads, self._each_to_its_ranks(chosen), put=ray.put)
+
     def _first(self, method: str, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""
         return self.workers.one(0, method).wait(phase, timeout or self.timeout)[0]
@@ -366,8 +383,3 @@ def _in_order(
             return None
         whole.update(zip(part, arrays, strict=True))
     return [whole[index] for index in range(len(whole))]
-
-
-def _shares(groups: Sequence[Group], chosen: Sequence[Sequence[Sequence[Member]]]) -> list[Share]:
-    """`share.deal`; what several ranks need is in the object store once."""
-    return deal([group.payload for group in groups], chosen, put=ray.put)

@@ -13,18 +13,23 @@ import torch.distributed as dist
 from torch import nn
 
 from rl_api import LoraSpec
+from rl_api.errors import ModelError
 from rl_api.roles import LearnerSpec
 from rl_trainer.learner.critic import ValueModel
 from rl_trainer.learner.gradients import DividedGradients, FlatGradients, Gradients
 from rl_trainer.learner.host_memory import FreeingReduceScatter
-from rl_trainer.learner.packing_check import packing_is_exact
+from rl_trainer.learner.packing_check import packing_is_exact, same_log_probs, short_log_probs
 from rl_trainer.learner.policy import Policy, Precision
+from rl_trainer.model.context import Context
 from rl_trainer.model.loader import empty_model, load_model
 from rl_trainer.model.rows import fill, local
 
 
 class Layout(Protocol):
     """Makes models and what goes with how they lie. With several ranks all of them make every call, in the same order."""
+
+    counts: bool
+    """Whether metrics of this rank count: of ranks that share sequences, and so find the same, those of the first do."""
 
     def open(self, folder: Path) -> Policy:
         """The model of a folder, fp32."""
@@ -63,7 +68,7 @@ def layout_of(
     dtype: torch.dtype,
     precision: Precision,
 ) -> Layout:
-    """What `learner.parallelism` asks for; a single rank has nothing to divide.
+    """What `learner.parallelism` and `contextSize` ask for; a single rank has nothing to divide.
 
     Args:
         spec: of the learners.
@@ -72,6 +77,7 @@ def layout_of(
         dtype: that products are computed in.
         precision: of forward passes.
     """
+    context = _context(spec.context_size, ranks, device)
     if spec.parallelism == "fsdp2" and ranks > 1:
         return DividedLayout(
             ranks,
@@ -80,16 +86,54 @@ def layout_of(
             dtype,
             precision,
             checkpointing=spec.activation_checkpointing,
+            context=context,
         )
-    return WholeLayout(ranks, device, precision, checkpointing=spec.activation_checkpointing)
+    return WholeLayout(ranks, device, precision, checkpointing=spec.activation_checkpointing, context=context)
+
+
+def _context(size: int, ranks: int, device: torch.device) -> Context | None:
+    """The `size` ranks in a row that share sequences, of which this is one; None: each has its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if size == 1:
+        return None
+    mesh = init_device_mesh(device.type, (ranks // size, size), mesh_dim_names=("data", "context"))
+    return Context(mesh.get_group("context"), size, mesh.get_local_rank("context"))
+
+
+def _share_sequences(policy: Policy, context: Context | None, device: torch.device) -> None:
+    """From now on the ranks of `context` compute sequences together. Raises ModelError where log-probs would not stay."""
+    if context is None:
+        return
+    before = short_log_probs(policy, device)
+    policy.model.split_over(context)  # type: ignore[operator]
+    try:
+        same, why = same_log_probs(policy, device, before), "log-probs are others"
+    except (RuntimeError, ValueError, TypeError) as error:  # every family raises its own kinds
+        same, why = False, str(error).splitlines()[0]
+    if not same:
+        kind = type(getattr(policy.model, "model", policy.model)).__name__
+        raise ModelError(
+            f"spec.learner.contextSize: found {context.size}, but {kind} cannot be computed by processes that share a "
+            f"sequence ({why}), allowed: 1"
+        )
 
 
 class WholeLayout:
     """Every rank has all of it."""
 
-    def __init__(self, ranks: int, device: torch.device, precision: Precision, *, checkpointing: bool):
+    def __init__(
+        self,
+        ranks: int,
+        device: torch.device,
+        precision: Precision,
+        *,
+        checkpointing: bool,
+        context: Context | None = None,
+    ):
         self._ranks, self._device, self._precision = ranks, device, precision
-        self._checkpointing = checkpointing
+        self._checkpointing, self._context = checkpointing, context
+        self.counts = context is None or context.rank == 0
 
     def open(self, folder: Path) -> Policy:
         """See `Layout`."""
@@ -98,6 +142,7 @@ class WholeLayout:
             model.checkpoint_activations()
         policy = Policy(model, self._precision)
         model.packs = packing_is_exact(policy, self._device)
+        _share_sequences(policy, self._context, self._device)
         return policy
 
     def copy(self, policy: Policy) -> Policy:
@@ -142,11 +187,13 @@ class DividedLayout:
         precision: Precision,
         *,
         checkpointing: bool,
+        context: Context | None = None,
     ):
         from torch.distributed.device_mesh import init_device_mesh
 
         self._device, self._dtype, self._precision = device, dtype, precision
-        self._checkpointing = checkpointing
+        self._checkpointing, self._context = checkpointing, context
+        self.counts = context is None or context.rank == 0
         shape, names = (
             ((ranks // size, size), ("replicate", "shard")) if size < ranks else ((ranks,), ("shard",))
         )
@@ -163,6 +210,9 @@ class DividedLayout:
         policy.model.load_folder(folder)  # type: ignore[operator]
         model.packs = packing_is_exact(policy, self._device)
         policy.model.packs = model.packs  # type: ignore[assignment]
+        _share_sequences(policy, self._context, self._device)
+        if self._context is not None:
+            model.split_over(self._context)
         return policy
 
     def copy(self, policy: Policy) -> Policy:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from rl_trainer.learner.batch import MicroBatch
 from rl_trainer.learner.policy import Policy
@@ -41,8 +42,24 @@ def packing_is_exact(policy: Policy, device: torch.device) -> bool:
         model.packs = packs
     padded, packed, changed = found
     half = _half(policy, device)
-    same = (padded - packed).abs().max() <= _SAME[half]
+    same = _agree(padded, packed, half)
     return bool(same and (packed - changed)[last].abs().max() <= _UNSEEN[half])
+
+
+@torch.no_grad()
+def short_log_probs(policy: Policy, device: torch.device) -> Tensor:
+    """Log-probs [N] of a few short sequences, always the same. Ranks that share a model or sequences ask together."""
+    log_probs: Tensor = policy(_batch(device, 0, policy.model.vocab_size), 1.0)[0]  # type: ignore[arg-type]
+    return log_probs
+
+
+def same_log_probs(policy: Policy, device: torch.device, before: Tensor) -> bool:
+    """Whether `short_log_probs` are what they were, to rounding."""
+    return _agree(short_log_probs(policy, device), before, _half(policy, device))
+
+
+def _agree(found: Tensor, expected: Tensor, half: bool) -> bool:
+    return bool((found - expected).abs().max() <= _SAME[half])
 
 
 def _half(policy: Policy, device: torch.device) -> bool:

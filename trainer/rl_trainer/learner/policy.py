@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import torch
 from torch import Tensor, nn
 
 from rl_trainer.algorithms.token_log_probs import head_token_log_probs, token_log_probs
@@ -12,6 +13,14 @@ from rl_trainer.learner.batch import MicroBatch
 
 Precision = Callable[[], AbstractContextManager[object]]
 """Makes the context that a forward pass runs in."""
+
+
+def own_places(model: nn.Module, batch: MicroBatch) -> Tensor | None:
+    """Which of the trained tokens this process computes, bool [N]; None: all, as it shares sequences with no other."""
+    if model.context is None:
+        return None
+    own: Tensor = model.own_places(batch.attention_mask, batch.positions, batch.shared)  # type: ignore[operator]
+    return own
 
 
 class Policy(nn.Module):
@@ -26,19 +35,24 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs [N] of the targets and entropies [N] of their distributions, both fp32."""
-        model = self.model
+        model, targets = self.model, batch.targets
+        own = own_places(model, batch)
+        if own is not None:
+            targets = targets[own]
         with self.precision():
             hidden = model.hidden_at(  # type: ignore[operator]
                 batch.input_ids, batch.attention_mask, batch.positions, batch.shared
             )
             if model.head_weight is None:
-                log_probs, entropy = token_log_probs(hidden, batch.targets, temperature)
+                log_probs, entropy = token_log_probs(hidden, targets, temperature)
             else:
                 log_probs, entropy = head_token_log_probs(
                     hidden,
                     model.head_weight,  # type: ignore[arg-type]
-                    batch.targets,
+                    targets,
                     temperature,
                 )
+        if own is not None:
+            log_probs, entropy = model.context.joined(torch.stack((log_probs, entropy)), own)  # type: ignore[union-attr, operator]
         # Not the views that these are: FSDP2 warns of them.
         return log_probs.clone(), entropy.clone()

@@ -58,7 +58,7 @@ _NO_UPDATE = UpdateResult({}, math.nan, 0.0, 0, 0, 0)
 
 
 class Learner:
-    """One data-parallel rank. With more than one, `torch.distributed` must be initialised before."""
+    """One rank; with more, `torch.distributed` is initialised. Ranks that share sequences get the same samples."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Learner:
         self.policy = self._layout.open(folder)
         self.reference: Policy | None = None
         self.critic: Critic | None = None
-        self.cuts = Cuts(spec.learner.tokens_per_micro_batch)
+        self.cuts = Cuts(spec.learner.tokens_per_micro_batch, spec.learner.context_size)
         self._adapted: dict[str, Adapted] | None = None
         self._offloader = Offloader(f"learner {rank}")
         # Of a step that is learned in parts: this rank's metrics of each part so far, and its denominators.
@@ -265,6 +265,7 @@ class Learner:
             gradients=self._layout.gradients,
             ranks=self.ranks,
             device=self.device,
+            counts=self._layout.counts,
             stepping=lambda: self.meter.during("optimizer"),
         )
 
@@ -276,6 +277,7 @@ class Learner:
                 gradients=self._layout.gradients,
                 ranks=self.ranks,
                 device=self.device,
+                counts=self._layout.counts,
             )
 
     def _policy_loss(self, denominators: LossDenominators) -> Callable[[MicroBatch], LossOutput]:

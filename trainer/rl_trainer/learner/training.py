@@ -31,6 +31,7 @@ class Training:
         gradients: makes the gradients of its parameters.
         ranks: with more than one, `torch.distributed` must be initialised.
         device: of what ranks exchange.
+        counts: whether this rank's metrics do; another one has the same samples, and the same metrics, where they do not.
         stepping: what the optimizer's own part of a step is done in, such as a meter.
     """
 
@@ -44,6 +45,7 @@ class Training:
         gradients: MakeGradients,
         ranks: int,
         device: torch.device,
+        counts: bool = True,
         stepping: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         # What learned before and is frozen now would keep all of its buffer alive by a view.
@@ -53,7 +55,7 @@ class Training:
         self.optimizer = AdamW(named, spec.algorithm.optimizer, offload=spec.learner.optimizer_offload)
         self.steps = 0
         self._spec, self._peak, self._limit, self._ranks = spec, peak, limit, ranks
-        self._device, self._stepping = device, stepping
+        self._device, self._counts, self._stepping = device, counts, stepping
         self._gradients = gradients(self.parameters)
         self._spent = True  # the gradients are zeros, or of a step that was taken
 
@@ -76,6 +78,8 @@ class Training:
         names = sorted(metrics)
         sums = torch.tensor([metrics[name] for name in names], dtype=torch.float64).to(self._device)
         largest = sums.clone()
+        if not self._counts:
+            sums.zero_()
         dist.all_reduce(sums)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return {name: float(largest[i] if name in maxima else sums[i]) for i, name in enumerate(names)}

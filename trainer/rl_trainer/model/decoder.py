@@ -18,12 +18,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rl_api import LoraSpec
+from rl_trainer.model.block import Block
 from rl_trainer.model.config import DecoderConfig, read_config
+from rl_trainer.model.context import Context, SplitPacking
 from rl_trainer.model.folder import opened_weights, read_tensors
-from rl_trainer.model.layers import rms_norm, rotate, rotation_table, swiglu
+from rl_trainer.model.layers import rms_norm, rotation_table
 from rl_trainer.model.lora import (
     PEFT_PREFIX,
-    Adapter,
     adapted_weights,
     adapter_state,
     adapters,
@@ -38,103 +39,6 @@ from rl_trainer.weights.payload import shapes_of
 from rl_trainer.weights.source import LazyTensor, can_be_shared
 
 
-class Block(nn.Module):
-    """One layer: attention and SwiGLU, each behind an RMS norm and added to the residual stream."""
-
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.config = config
-        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-        qkv = (config.heads + 2 * config.kv_heads) * dim
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(shape, dtype=dtype, device=device))
-
-        self.attention_norm = parameter(hidden)
-        self.qkv_weight = parameter(qkv, hidden)
-        self.qkv_bias = parameter(qkv) if config.qkv_bias else None
-        self.q_norm = parameter(dim) if config.qk_norm else None
-        self.k_norm = parameter(dim) if config.qk_norm else None
-        self.output_weight = parameter(hidden, config.heads * dim)
-        self.output_bias = parameter(hidden) if config.output_bias else None
-        self.mlp_norm = parameter(hidden)
-        self.gate_up_weight = parameter(2 * inner, hidden)
-        self.gate_up_bias = parameter(2 * inner) if config.mlp_bias else None
-        self.down_weight = parameter(hidden, inner)
-        self.down_bias = parameter(hidden) if config.mlp_bias else None
-        # Of LoRA, by fused matrix (`lora.adapters`). The flag spares decoding a look into an empty dictionary.
-        self.adapters = cast("dict[str, Adapter]", nn.ModuleDict())
-        self.adapted = False
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        rotations: torch.Tensor,
-        packing: Packing | None = None,
-        chosen: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """One layer, causal: x [B, T, H] -> [B, T, H], or the tokens alone with `packing`: [N, H] -> [N, H].
-
-        `rotations` complex [1, T, 1, D / 2]. `chosen` int64 [M]: only these of the flattened rows are wanted, [M, H].
-        """
-        config = self.config
-        normed = rms_norm(x, self.attention_norm, config.norm_eps)
-        qkv = self._product("qkv", normed, self.qkv_weight, self.qkv_bias)
-        if packing is not None:
-            qkv = packing.spread(qkv)
-        q, k, v = self.heads(qkv, rotations)
-        attended = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=config.groups > 1,
-        )
-        attended = attended.transpose(1, 2).flatten(2)
-        if packing is not None:
-            attended = packing.gather(attended)
-        elif chosen is not None:
-            attended, x = attended.flatten(0, 1), x.flatten(0, 1)
-        if chosen is not None:
-            attended, x = attended.index_select(0, chosen), x.index_select(0, chosen)
-        return self.after_attention(x, attended)
-
-    def project(
-        self, normed: torch.Tensor, rotations: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [..., heads, D], keys and values [..., kv_heads, D] of normed [..., H], rotated."""
-        return self.heads(self._product("qkv", normed, self.qkv_weight, self.qkv_bias), rotations)
-
-    def heads(
-        self, qkv: torch.Tensor, rotations: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same from the projections [..., (heads + 2 kv_heads) D]."""
-        config = self.config
-        heads = qkv.unflatten(-1, (-1, config.head_dim))  # type: ignore[no-untyped-call]
-        turned, v = heads.split((config.heads + config.kv_heads, config.kv_heads), dim=-2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = turned.split((config.heads, config.kv_heads), dim=-2)
-            q, k = rms_norm(q, self.q_norm, config.norm_eps), rms_norm(k, self.k_norm, config.norm_eps)
-            turned = torch.cat((q, k), dim=-2)
-        q, k = rotate(turned, rotations).split((config.heads, config.kv_heads), dim=-2)  # type: ignore[no-untyped-call]
-        return q, k, v
-
-    def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """The rest of the layer: x [..., H] and attended [..., heads D] -> [..., H]."""
-        x = x + self._product("output", attended, self.output_weight, self.output_bias)
-        normed = rms_norm(x, self.mlp_norm, self.config.norm_eps)
-        gate_up = self._product("gate_up", normed, self.gate_up_weight, self.gate_up_bias)
-        return x + self._product("down", swiglu(gate_up), self.down_weight, self.down_bias)
-
-    def _product(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        product = F.linear(x, weight, bias)
-        if self.adapted and name in self.adapters:
-            product = product + self.adapters[name](x)
-        return product
-
-
 class Decoder(nn.Module):
     """The whole model. Parameters start as zeros: load weights, or call `initialize`."""
 
@@ -142,6 +46,8 @@ class Decoder(nn.Module):
     """Whether layers take fp32 inputs where their own parameters are of another type, and autocast is on."""
     packs = packable = False
     """Sequences of a batch never share rows: padding costs attention only (`Packing`)."""
+    context: Context | None = None
+    """The processes that compute sequences together; None: each computes its own. See `split_over`."""
 
     def __init__(
         self,
@@ -193,14 +99,19 @@ class Decoder(nn.Module):
 
         `input_ids` int [B, T]. `attention_mask` [B, T], 1 for tokens and 0 for padding, which must follow them; states at
         padding mean nothing. It costs attention only, and so do the tokens with which a row begins as another one does
-        (`shared`, see `Packing.of`); the last layer ends early for tokens whose state is not asked for.
+        (`shared`, see `Packing.of`); the last layer ends early for tokens whose state is not asked for. With a `context` the
+        states are those of `own_places` alone.
         """
-        packing = Packing.of(attention_mask, shared)
+        packing: Packing | SplitPacking | None = self._packing(attention_mask, shared)
         rotations = self.rotations(input_ids.shape[1])[None, : input_ids.shape[1], None]
-        x = F.embedding(input_ids, self.embed)
-        if packing is not None:
-            x = x.flatten(0, 1).index_select(0, packing.to_packed)
+        ids = input_ids
+        if isinstance(packing, Packing):
+            ids = ids.flatten().index_select(0, packing.to_packed)
             places = packing.to_padded[places]
+            if self.context is not None:
+                places = self.context.own(places, len(ids))[1]
+                ids, packing = self.context.take(ids), SplitPacking(packing, self.context, self._widths)
+        x = F.embedding(ids, self.embed)
         for layer in self.layers[:-1]:
             x = self._run(layer, x, rotations, packing)
         x = self._run(self.layers[-1], x, rotations, packing, places)
@@ -208,6 +119,28 @@ class Decoder(nn.Module):
 
     states_at = hidden_at
     """What a value head reads."""
+
+    def split_over(self, context: Context) -> None:
+        """From now on these processes compute sequences together; ModelError where they cannot share the heads evenly."""
+        context.check_heads(self.config.heads, self.config.kv_heads)
+        self.context = context
+
+    def own_places(
+        self, attention_mask: torch.Tensor, places: torch.Tensor, shared: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Which of `places` this process gives of a batch, bool [M]; there is a `context`. Arguments as of `hidden_at`."""
+        packing = self._packing(attention_mask, shared)
+        assert self.context is not None
+        assert packing is not None
+        return self.context.own(packing.to_padded[places], len(packing.to_packed))[0]
+
+    def _packing(self, attention_mask: torch.Tensor, shared: torch.Tensor | None) -> Packing | None:
+        return Packing.of(attention_mask, shared, always=self.context is not None)
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        heads, kv_heads, dim = self.config.heads, self.config.kv_heads, self.config.head_dim
+        return heads * dim, kv_heads * dim, kv_heads * dim
 
     def checkpoint_activations(self) -> None:
         """From now on the backward pass computes each layer again: only the input of every layer is kept for it.
@@ -278,6 +211,11 @@ class Decoder(nn.Module):
             made = nn.ModuleDict(adapters(self.config, options, torch.device("cpu"), generator))
             for name, value in made.named_parameters():
                 yield f"layers.{index}.adapters.{name}", value
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids the model knows."""
+        return self.config.vocab_size
 
     @property
     def hidden_size(self) -> int:

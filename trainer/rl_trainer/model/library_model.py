@@ -19,7 +19,9 @@ from torch import nn
 
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
+from rl_trainer.model.context import Context
 from rl_trainer.model.folder import opened_weights
+from rl_trainer.model.library_context import flat_rows, own_part, split_layers
 from rl_trainer.model.library_names import (
     loading_plan,
     note_conversions,
@@ -49,6 +51,8 @@ class LibraryModel(nn.Module):
     head_weight = None
     mixed_types = False
     """See `Decoder`: families differ in this too."""
+    context: Context | None = None
+    """See `Decoder`."""
     packs: bool
     """Whether several sequences of a batch share a row (`RowPacking`); whoever sets it has seen that this is exact."""
 
@@ -123,9 +127,9 @@ class LibraryModel(nn.Module):
         shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows `places` [M] of the flattened logits [B * T, V]; what rows share (`shared`) is computed in each."""
-        inputs, places = self._inputs(input_ids, attention_mask, places)
-        logits: torch.Tensor = self.model(**inputs).logits
-        return logits.flatten(0, 1).index_select(0, places)
+        inputs, places, _ = self._inputs(input_ids, attention_mask, places)
+        logits: torch.Tensor = self.model(**inputs, use_cache=False).logits
+        return flat_rows(logits, inputs, self.context).index_select(0, places)
 
     @property
     def packable(self) -> bool:
@@ -141,14 +145,28 @@ class LibraryModel(nn.Module):
 
     def _inputs(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor
-    ) -> tuple[dict[str, Any], torch.Tensor]:
-        """Arguments of the library's model, and where the rows at `places` are in what it gives."""
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None]:
+        """Arguments of the library's model, where its rows at `places` are, and which of them it gives (None: all)."""
         packing = RowPacking.of(attention_mask, one_row=self.one_row) if self.packs else None
         if packing is None:
-            return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}, places
-        ids = input_ids.flatten()[packing.source]
-        inputs = {"input_ids": ids, "position_ids": packing.position_ids, "use_cache": False}
-        return inputs, packing.place[places]
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        else:
+            ids = input_ids.flatten()[packing.source]
+            inputs, places = {"input_ids": ids, "position_ids": packing.position_ids}, packing.place[places]
+        return (inputs, places, None) if self.context is None else own_part(inputs, places, self.context)
+
+    def split_over(self, context: Context) -> None:
+        """As `Decoder.split_over`; whoever asks for it sees whether this family's log-probs stay the same."""
+        split_layers(self.model, self.parts(), context)
+        self.context = context
+
+    def own_places(
+        self, attention_mask: torch.Tensor, places: torch.Tensor, shared: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `Decoder.own_places`."""
+        own = self._inputs(attention_mask, attention_mask, places)[2]
+        assert own is not None
+        return own
 
     @property
     def hidden_size(self) -> int:
@@ -163,9 +181,9 @@ class LibraryModel(nn.Module):
         shared: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows `places` [M] of the flattened last hidden states, [M, H]: what a value head reads."""
-        inputs, places = self._inputs(input_ids, attention_mask, places)
-        states: torch.Tensor = self.model.get_decoder()(**inputs).last_hidden_state
-        return states.flatten(0, 1).index_select(0, places)
+        inputs, places, _ = self._inputs(input_ids, attention_mask, places)
+        states: torch.Tensor = self.model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+        return flat_rows(states, inputs, self.context).index_select(0, places)
 
     def checkpoint_activations(self) -> None:
         """As `Decoder.checkpoint_activations`; ModelError for families whose layers the library cannot compute again."""
@@ -241,7 +259,12 @@ class LibraryModel(nn.Module):
     def parts(self) -> list[nn.Module]:
         """As `Decoder.parts`: the library's own list of what is never split; ModelError for a family without one."""
         kinds = set(self.model._no_split_modules or ())
-        found = [module for module in self.model.modules() if type(module).__name__ in kinds]
+
+        def is_part(module: nn.Module) -> bool:
+            # Or a class that FSDP2 has made of it.
+            return any(one.__name__ in kinds for one in type(module).__mro__)
+
+        found = [module for module in self.model.modules() if is_part(module)]
         if not found:
             raise ModelError(
                 f"spec.learner.parallelism: found fsdp2, but the library does not say which layers of "

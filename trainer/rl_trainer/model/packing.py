@@ -31,8 +31,10 @@ class Packing:
     repeats: torch.Tensor
 
     @classmethod
-    def of(cls, attention_mask: torch.Tensor, shared: torch.Tensor | None = None) -> Packing | None:
-        """The packing of a batch; None where every place has a token of its own.
+    def of(
+        cls, attention_mask: torch.Tensor, shared: torch.Tensor | None = None, *, always: bool = False
+    ) -> Packing | None:
+        """The packing of a batch; None where every place has a token of its own, unless `always`.
 
         Args:
             attention_mask: [B, T], padding after the tokens, at least one token in each row.
@@ -50,7 +52,7 @@ class Packing:
             first = torch.where(repeated, shared[:, 0].repeat_interleave(length) * length + column, places)
             own = present & (first == places)
         to_packed = own.nonzero().squeeze(1)
-        if len(to_packed) == len(places):
+        if len(to_packed) == len(places) and not always:
             return None
         token = torch.zeros_like(places)
         token[to_packed] = torch.arange(len(to_packed), device=places.device)

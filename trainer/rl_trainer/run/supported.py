@@ -25,10 +25,16 @@ def check_supported(spec: RunSpec) -> None:
 
 def long_sequences(spec: RunSpec) -> str | None:
     """What to tell of sequences that may be longer than a pass of the learner; None: there is nothing to tell."""
-    longest, budget = spec.sampler.max_new_tokens, spec.learner.tokens_per_micro_batch
-    if longest <= budget:
+    longest, budget, processes = (
+        spec.sampler.max_new_tokens,
+        spec.learner.tokens_per_micro_batch,
+        spec.learner.context_size,
+    )
+    if longest <= budget * processes:
         return None
+    shared = "" if processes == 1 else f" and learner.contextSize {processes}"
     return (
-        f"sampler.maxNewTokens is {longest}, learner.tokensPerMicroBatch {budget}: a longer sequence is a pass of its own, "
-        "whole on one rank, as sequences are not split over ranks (context parallelism); plan the learner's memory for it"
+        f"sampler.maxNewTokens is {longest}, learner.tokensPerMicroBatch {budget}{shared}: a longer sequence is a pass "
+        f"of its own, of {-(-longest // processes)} tokens in each learner process that has a part of it; plan memory for "
+        f"it, or set learner.contextSize: {-(-longest // budget)}, or more, a divisor of learner processes and of heads"
     )

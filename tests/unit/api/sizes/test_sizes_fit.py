@@ -66,6 +66,13 @@ QWEN = SHAPES["Qwen2.5-7B"]
             "learner: 72.7 B parameters need 18 GB on each of 64 80 GB devices, and a step 76 GB beside them; "
             "set learner.tokensPerMicroBatch: 9000",
         ),
+        (
+            "Qwen2.5-72B",
+            LearnerLayout(ranks=64, shard=64, longest=16_384, context=4),
+            "learner: 72.7 B parameters need 18 GB on each of 64 80 GB devices, and a step 462 GB beside them; "
+            "set learner.activationCheckpointing: true, and set sampler.maxNewTokens: 32768 and "
+            "learner.tokensPerMicroBatch: 8192, or at most that",
+        ),
         ("Qwen2.5-7B", LearnerLayout(ranks=4, shard=4, checkpointing=True), None),
     ],
 )

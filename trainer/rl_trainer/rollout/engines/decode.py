@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rl_trainer.model.decoder import Block, Decoder
+from rl_trainer.model.block import Block
+from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.layers import rotate
 from rl_trainer.rollout.engines.attention import DecodeAttention
 from rl_trainer.rollout.engines.kv_cache import KVCache

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from rl_trainer.model.decoder import Block, Decoder
+from rl_trainer.model.block import Block
+from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.layers import rms_norm
 from rl_trainer.rollout.engines.kv_cache import round_up
 
