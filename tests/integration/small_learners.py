@@ -19,7 +19,7 @@ from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.trajectory import Group, Trajectory
 
 
-def spec(replicas: int, parallelism: str = "ddp", **algorithm: object) -> RunSpec:
+def spec(replicas: int, parallelism: str = "ddp", context: int = 1, **algorithm: object) -> RunSpec:
     return RunSpec.model_validate(
         {
             "model": {"source": "tiny", "tiny": {"hiddenSize": 32, "layers": 2, "intermediateSize": 64}},
@@ -31,7 +31,12 @@ def spec(replicas: int, parallelism: str = "ddp", **algorithm: object) -> RunSpe
                 "kl": {"coefficient": 0.05},
                 **algorithm,
             },
-            "learner": {"replicas": replicas, "tokensPerMicroBatch": 64, "parallelism": parallelism},
+            "learner": {
+                "replicas": replicas,
+                "tokensPerMicroBatch": 64,
+                "parallelism": parallelism,
+                "contextSize": context,
+            },
         }
     )
 
@@ -58,9 +63,14 @@ def groups(seed: int) -> list[Group]:
 
 
 def launch(
-    replicas: int, cache: Path, parallelism: str = "ddp", watch: Watch | None = None, **algorithm: object
+    replicas: int,
+    cache: Path,
+    parallelism: str = "ddp",
+    watch: Watch | None = None,
+    context: int = 1,
+    **algorithm: object,
 ) -> tuple[Learners, Any]:
-    run = spec(replicas, parallelism, **algorithm)
+    run = spec(replicas, parallelism, context, **algorithm)
     reservation = Reservation([Bundle(f"learner {rank}", 1) for rank in range(replicas)])
     wait_for_all([reservation], 30)
     learners = Learners.launch(run, reservation, watch=watch)

@@ -74,11 +74,13 @@ def test_two_learners_give_the_parameters_of_one(tmp_path: Path):
     assert losses_of_two == pytest.approx(losses_of_one, rel=1e-4)
 
 
-def test_two_learners_that_divide_it_give_the_critic_of_one(tmp_path: Path):
+def test_two_learners_that_divide_it_or_its_sequences_give_the_critic_of_one(tmp_path: Path):
     found = []
     options = {"learningRate": 1e-3, "warmupSteps": 1}
-    for replicas in (1, 2):
-        learners, reservation = launch(replicas, tmp_path, "fsdp2", name="ppo", miniBatches=2, critic=options)
+    for replicas, parallelism, context in ((1, "ddp", 1), (2, "fsdp2", 1), (2, "ddp", 2)):
+        learners, reservation = launch(
+            replicas, tmp_path, parallelism, context=context, name="ppo", miniBatches=2, critic=options
+        )
         learners.start_reinforcement()
         initial = weights_of(learners)
         for step in range(3):
@@ -101,10 +103,11 @@ def test_two_learners_that_divide_it_give_the_critic_of_one(tmp_path: Path):
         for actor in learners.actors:
             ray.kill(actor)
     assert np.abs(found[0][2]).max() > 1e-3
-    np.testing.assert_allclose(found[1][2], found[0][2], rtol=0, atol=1e-5)
-    for index in (0, 1):
-        for name, value in found[0][index].items():
-            np.testing.assert_allclose(found[1][index][name], value, rtol=0, atol=1e-5, err_msg=name)
+    for other in found[1:]:
+        np.testing.assert_allclose(other[2], found[0][2], rtol=0, atol=1e-5)
+        for index in (0, 1):
+            for name, value in found[0][index].items():
+                np.testing.assert_allclose(other[index][name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_kl_of_every_answer_comes_back_in_order_whatever_the_ranks(tmp_path: Path):

@@ -80,6 +80,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_trainer.model.download": {"fsspec", "huggingface_hub", "tqdm"},
         "rl_trainer.learner.layout": {"torch"},
         "rl_trainer.model.library_model": {"accelerate", "peft", "transformers"},
+        "rl_trainer.model.library_context": {"transformers"},
         "rl_trainer.model.library_names": {"transformers"},
         "rl_trainer.model.source": {"rl_trainer.model.download"},
         "rl_trainer.model.tokenizer": {"jinja2", "tokenizers", "transformers"},
