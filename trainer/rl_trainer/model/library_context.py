@@ -118,14 +118,14 @@ def _attend(
     widths = [part.shape[3] for part in by_process]
     found = _columns_first(torch.cat(by_process, dim=3), context)  # [B, T, (heads + 2 kv_heads) D / C]
     whole = [
-        part.unflatten(2, (size, -1)).transpose(1, 2)
-        for part, size in zip(found.split(widths, dim=2), sizes, strict=True)
+        part.unflatten(2, (size, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]
+        for part, size in zip(torch.split(found, widths, dim=2), sizes, strict=True)
     ]
     attended, weights = attention(module, *whole, *args, **kwargs)
     rows, columns, heads, dim = attended.shape
     # [B, T, heads D / C] -> [C t B, ...]: of each process's columns together
     by_column = attended.flatten(2).transpose(0, 1).flatten(0, 1)
-    own = context.to_tokens(by_column).unflatten(0, (columns // context.size, rows))
+    own = context.to_tokens(by_column).unflatten(0, (columns // context.size, rows))  # type: ignore[no-untyped-call]
     return own.transpose(0, 1).unflatten(2, (heads * context.size, dim)), weights
 
 
