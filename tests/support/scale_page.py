@@ -80,7 +80,7 @@ _OF_LEARNERS = (
         "a layer's activations",
         "t (8 H + w (2 H + 3 (q + kv) + 3 I) + 4 (heads + 2))",
         "arXiv 2205.05198, 4.1, without dropout and scores; of rltrain's own decoder. Families that the library "
-        "computes keep more, see `api/rl_api/sizes/learner.py`",
+        "computes keep more, see `api/rl_api/sizes/learner.py`. With `learner.contextSize` t are a process's own tokens",
     ),
     ("activations", "L of these, with checkpointing 4 t L H and one of these", "arXiv 1604.06174"),
     (

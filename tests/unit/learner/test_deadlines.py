@@ -30,7 +30,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """Phases and seconds that the driver has waited for at most."""
     found: list[tuple[str, float]] = []
 
-    def wait(handle: Handle, phase: str, timeout: float, *more: object) -> list[Any]:
+    def wait(handle: Handle, phase: str, timeout: float, *more: object, **options: object) -> list[Any]:
         found.append((phase, timeout))
         return [([], [])] * len(handle.calls)
 
