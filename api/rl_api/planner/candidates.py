@@ -45,7 +45,8 @@ def candidates(profile: RunProfile, room: Room, rollout: Rollout) -> list[Placem
                 found.update(_placements(element, profile, room, size))
     if room.now is not None:
         found.update(replace(room.now, part_groups=size) for size in part_sizes(groups, room))
-    return [placed for one in found for placed in _resident(one, profile, room) if _allowed(placed, room)]
+    moved = {replace(one, movable=room.movable) for one in found}
+    return [placed for one in moved for placed in _resident(one, profile, room) if _allowed(placed, room)]
 
 
 def stages_of_run(profile: RunProfile, room: Room, rollout: Rollout, parts: int) -> list[Stage]:

@@ -2,8 +2,10 @@
 
     learning   alpha + (beta + logProb + value) x tokens / ranks for each part; allReduce and optimizer once a step
     all-reduce 2 (n - 1) / n of the bytes pass each of n ranks in a ring, as (Patarasuk and Yuan 2009): scaled from the
-               ranks measured
-    switch     a role that takes devices over from another one: in, awake, and out again
+               ranks measured. Where one rank was measured, once round takes as long as publishing: gradients are as large
+               as the weights, and go from process to process on the same machines
+    switch     a role that takes devices over from another one: in, awake, and out again. Where nobody shared devices it is
+               not known, and not free: calls between actors, and bytes that are copied at the speed of the other role's
     memory     of one device: of roles that share it both where both stay, the larger where they take turns
 
 How generation depends on samplers is `rl_api.planner.rollout`.
@@ -12,8 +14,15 @@ How generation depends on samplers is `rl_api.planner.rollout`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from rl_api.planner.profile import RoleMemory, RunProfile
+from rl_api.planner.profile import RoleMemory, RunProfile, SwitchProfile
+
+WAKE_SECONDS: Final = 0.004
+"""Until a role that takes a device over works there, of runs that share none: two calls between actors of Ray."""
+
+COPIED_BYTES_PER_SECOND: Final = 1e9
+"""Of tensors that leave a device, or come back, where neither role was measured: what one core copies at least."""
 
 
 def learn_seconds(profile: RunProfile, tokens: float, ranks: int) -> float:
@@ -25,9 +34,11 @@ def learn_seconds(profile: RunProfile, tokens: float, ranks: int) -> float:
 def update_seconds(profile: RunProfile, ranks: int) -> float:
     """Of what is once a step: gradients of all ranks together, of which one rank sends nothing, and the optimizer."""
     learner, measured = profile.learner, profile.devices.learner
-    # What one rank was measured to take was not sent either: norms and the like.
-    scale = 1.0 if measured == 1 else _ring(ranks) / _ring(measured)
-    return learner.optimizer + learner.all_reduce * scale
+    if measured > 1:
+        return learner.optimizer + learner.all_reduce * _ring(ranks) / _ring(measured)
+    # What one rank was measured to take was not sent: norms and the like.
+    sent = profile.publish_seconds * _ring(ranks) if profile.steps else 0.0
+    return learner.optimizer + learner.all_reduce + sent
 
 
 def _ring(ranks: int) -> float:
@@ -55,12 +66,33 @@ class Turn:
 
 def turn(profile: RunProfile, swap: bool) -> Turn:
     """What a change of hands costs; `swap`: tensors move out and in, else they stay and only work changes."""
-    learner, sampler = profile.switch.learner, profile.switch.sampler
+    learner, sampler = switches(profile)
     if not swap:
         return Turn(learner.wake, sampler.wake)
     return Turn(
         sampler.offload + learner.onload + learner.wake, learner.offload + sampler.onload + sampler.wake
     )
+
+
+def switches(profile: RunProfile) -> tuple[SwitchProfile, SwitchProfile]:
+    """Of learners and of samplers: as measured, and for what was not what it takes at least. Of a profile that is a prior
+    itself, as it says."""
+    learner, sampler = profile.switch.learner, profile.switch.sampler
+    if not profile.steps:
+        return learner, sampler
+    held = profile.memory.learner.weights + profile.memory.learner.moments, sampler_bytes(profile)
+    rates = [
+        2 * size / moved
+        for size, one in zip(held, (learner, sampler), strict=True)
+        if size and (moved := one.onload + one.offload)
+    ]
+    rate = min(rates, default=COPIED_BYTES_PER_SECOND)
+    woken = learner.wake or sampler.wake
+    found = []
+    for size, one in zip(held, (learner, sampler), strict=True):
+        moves = {} if one.onload or one.offload else {"onload": size / rate, "offload": size / rate}
+        found.append(one.model_copy(update=moves | ({} if woken else {"wake": WAKE_SECONDS})))
+    return found[0], found[1]
 
 
 def learner_bytes(profile: RunProfile, ranks: int) -> float:

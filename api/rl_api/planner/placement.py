@@ -21,6 +21,7 @@ class Placement:
             the others; None: when learners have their first part.
         interrupt: whether samplers leave devices between two tokens, else when all they have begun is finished.
         swap: whether tensors of who does not have a shared device leave it.
+        movable: whether others can go on with what a shared sampler has begun; dialogues stay where they are.
     """
 
     learners: int
@@ -30,6 +31,7 @@ class Placement:
     hand_over_at: float | None = None
     interrupt: bool = True
     swap: bool = False
+    movable: bool = True
 
     @property
     def mode(self) -> Mode:

@@ -31,6 +31,7 @@ class Room:
         residency: of the user's, auto: swap where both do not fit.
         in_order: whether parts of a step come in the order of prompts; None: under staleness 0, as in the buffer.
         now: the placement without a plan, which is looked at beside others; None: there is none.
+        movable: whether others can go on with what a shared sampler has begun.
     """
 
     devices: int
@@ -46,6 +47,7 @@ class Room:
     residency: Wanted = "auto"
     in_order: bool | None = None
     now: Placement | None = None
+    movable: bool = True
 
 
 def placement_of(spec: RunSpec) -> Placement:
@@ -60,6 +62,7 @@ def placement_of(spec: RunSpec) -> Placement:
         hand_over_at=placement.hand_over_at if hybrid else None,
         interrupt=placement.hand_over == "interrupt",
         swap=bool(shared) and placement.residency == "swap",
+        movable=not spec.task.dialogues,
     )
 
 
@@ -120,4 +123,5 @@ def room_of(spec: RunSpec) -> Room:
         interrupt=placement.hand_over == "interrupt",
         residency=placement.residency,
         now=now,
+        movable=now.movable,
     )

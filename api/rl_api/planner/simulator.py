@@ -7,7 +7,7 @@ part learned, a version published, a sampler that dies or is back.
 Who shares devices: shared samplers have them while they decode; learners take them when they have a part, and give them
 back when the new weights are published - or, where nothing is handed over and a part is less than the step, as soon as
 they have learned it. In a hybrid that interrupts, what shared samplers have not finished goes on with the others, with what
-there is of its tokens, read again as prompts are.
+there is of its tokens, read again as prompts are; dialogues stay, and go on when learners are done.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Run:
         self.scoring: dict[int, int] = {}  # groups whose answers have all ended, and who decoded them
         self.ready = 0  # groups scored and not taken
         self.taken = 0  # of the step
-        self.hands_over = placement.interrupt and placement.mode == "hybrid"
+        self.hands_over = placement.movable and placement.interrupt and placement.mode == "hybrid"
         self.part: list[int] | None = None
         self.learned = 0
         self.learning = False

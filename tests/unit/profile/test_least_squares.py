@@ -47,6 +47,17 @@ def test_of_features_that_say_the_same_the_first_is_taken():
     assert fit.fit() == pytest.approx((0.5, 0.0, 0.0))
 
 
+def test_a_feature_varies_where_a_fit_can_tell_it_from_the_constant():
+    fit = LeastSquares(3)
+    assert not fit.varies(1)
+    for active, cached in ((32, 0), (32, 500), (31, 900)):
+        fit.add(1.0, float(active), float(cached), 0.5)
+    assert fit.mean(1) == pytest.approx(95 / 3)
+    assert (fit.varies(1), fit.varies(2)) == (False, True)
+    fit.add(1.0, 8.0, 100.0, 0.25)
+    assert fit.varies(1)
+
+
 def test_no_coefficient_is_negative_where_the_best_line_falls():
     fit = LeastSquares(2)
     for x, y in ((1.0, 3.0), (2.0, 2.0), (3.0, 1.0)):

@@ -163,6 +163,24 @@ def test_an_engine_that_tells_nothing_of_its_steps_gives_no_profile():
     assert measurements.profile() is None
 
 
+def test_where_all_steps_decode_as_many_learners_say_what_each_takes():
+    def told(seconds):
+        meter = EngineMeter()
+        for cached in (0, 8, 16):
+            meter.decoded(seconds, 8, cached)
+        return Span("sampler 0", MEASURED, 0.0, 0.0, meter.drain() | {"tool_seconds": 0.0})
+
+    measurements = Measurements(SPEC)
+    measurements.step(GROUPS, [told(0.5), *STEP[-2:]])
+    decode = measurements.profile().decode
+    assert decode.per_active == pytest.approx(1.5 / 50 / 3)  # a third of forward and backward of a token
+    assert decode.base + 8 * decode.per_active == pytest.approx(0.5)
+    fast = Measurements(SPEC)
+    fast.step(GROUPS, [told(0.04), *STEP[-2:]])  # samplers are faster than learners' forward passes
+    assert fast.profile().decode.base == pytest.approx(0.0)
+    assert fast.profile().decode.per_active == pytest.approx(0.005)
+
+
 def test_an_answer_longer_than_the_limit_counts_as_one_at_the_limit():
     measurements = Measurements(SPEC)
     measurements.step([group(0, [40, 1])], STEP)

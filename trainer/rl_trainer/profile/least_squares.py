@@ -49,6 +49,18 @@ class LeastSquares:
         """From now on earlier observations weigh `kept`, 0 to 1, of what they did."""
         self._sums = [kept * one for one in self._sums]
 
+    def mean(self, feature: int) -> float:
+        """Of a feature over all observations, the first being a constant 1."""
+        return self._sums[feature] / self.count
+
+    def varies(self, feature: int) -> bool:
+        """Whether a feature has differed by a tenth or more, so that a fit can tell it from the constant, the first one."""
+        if not self.count:
+            return False
+        mean = self.mean(feature)
+        place = sum(self._size - row for row in range(feature))  # of its square
+        return self._sums[place] / self.count - mean * mean > (0.1 * mean) ** 2
+
     def fit(self) -> tuple[float, ...] | None:
         """The coefficients, none below 0; None: there is no observation.
 

@@ -9,7 +9,16 @@ import pytest
 
 from rl_api.errors import InvalidConfig
 from rl_api.planner.candidates import candidates, part_sizes
-from rl_api.planner.cost import learn_seconds, learner_bytes, shared_bytes, turn, update_seconds
+from rl_api.planner.cost import (
+    COPIED_BYTES_PER_SECOND,
+    WAKE_SECONDS,
+    Turn,
+    learn_seconds,
+    learner_bytes,
+    shared_bytes,
+    turn,
+    update_seconds,
+)
 from rl_api.planner.placement import Placement
 from rl_api.planner.plan import Tried, make_plan, predict, runner_up, scaled_profile, simplest
 from rl_api.planner.profile import (
@@ -141,9 +150,39 @@ def test_costs_by_hand() -> None:
     assert update_seconds(profile, 4) == pytest.approx(2.0 + 3.0 * 1.5)
     assert update_seconds(profile, 1) == 2.0  # which sends nothing
     alone = profile.model_copy(update={"devices": DevicesProfile(learner=1)})
-    assert update_seconds(alone, 1) == update_seconds(alone, 4) == 5.0  # nobody knows what more would send
+    assert update_seconds(alone, 1) == 5.0
+    assert update_seconds(alone, 4) == pytest.approx(5.0 + 0.05 * 1.5)  # as long as weights take to samplers
+    assert update_seconds(alone.model_copy(update={"steps": 0}), 4) == 5.0  # a prior says what it means
     assert (turn(profile, swap=True).to_learner, turn(profile, swap=True).to_sampler) == (5.5, 5.25)
     assert (turn(profile, swap=False).to_learner, turn(profile, swap=False).to_sampler) == (0.5, 0.25)
+
+
+def test_a_change_of_hands_that_was_never_made_is_not_free() -> None:
+    tensors = Memories(learner=RoleMemory(weights=1e8, moments=3e8), sampler=RoleMemory(weights=1e8))
+    profile = PROFILE.model_copy(update={"memory": tensors})
+    assert turn(profile, swap=False) == Turn(WAKE_SECONDS, WAKE_SECONDS)
+    moved = turn(profile, swap=True)
+    assert (
+        moved.to_learner
+        == moved.to_sampler
+        == pytest.approx((4e8 + 1e8) / COPIED_BYTES_PER_SECOND + WAKE_SECONDS)
+    )
+    learner = SwitchProfile(onload=0.1, offload=0.3)  # `rltrain profile` tries theirs: 2 GB/s
+    tried = turn(profile.model_copy(update={"switch": Switches(learner=learner)}), swap=True)
+    assert (tried.to_learner, tried.to_sampler) == pytest.approx((0.05 + 0.1 + 0.004, 0.3 + 0.05 + 0.004))
+    both = Switches(learner=SwitchProfile(wake=0.5), sampler=SwitchProfile(wake=0.25))
+    assert turn(profile.model_copy(update={"switch": both}), swap=False) == Turn(0.5, 0.25)
+    assert turn(profile.model_copy(update={"steps": 0}), swap=True) == Turn(0.0, 0.0)
+
+
+def test_dialogues_stay_with_the_sampler_that_has_begun_them() -> None:
+    hybrid = {"mode": "hybrid", "partGroups": 8}
+    task = {"environment": "tool-use", "name": "calculator"}
+    spec = _spec({"task": task}, **hybrid)
+    assert spec.task.dialogues
+    room = room_of(spec)
+    assert not any(one.movable for one in candidates(PROFILE, room, Rollout(PROFILE)))
+    assert room_of(_spec(**hybrid)).movable
 
 
 def test_parts_are_a_whole_step_or_powers_of_two_of_it() -> None:

@@ -104,6 +104,22 @@ def test_what_is_handed_over_goes_on_with_its_tokens() -> None:
     assert len(handed) == 1
 
 
+def test_dialogues_wait_for_learners_where_they_were_begun() -> None:
+    """In a hybrid whose learners work in parts: the shared sampler comes back to its own after each."""
+    profile = _with(decode=DecodeProfile(base=1.0, slots=2))
+    moved = simulate(profile, Placement(1, 2, 1, 1), steps=1)
+    stay = simulate(profile, Placement(1, 2, 1, 1, movable=False), steps=1)
+    # Two groups each, 10 s a group. Learners have the first part at 10 s, for 1 + 2 s.
+    begun = [
+        [span.start for span in run.spans if (span.row, span.what) == ("learner 0", "sample")]
+        for run in (moved, stay)
+    ]
+    assert begun[0] == [0.0]
+    assert begun[1][0] == 0.0
+    assert len(begun[1]) == 2
+    assert sorted(stay.trained) == [0, 1, 2, 3]
+
+
 def test_staleness_lets_samplers_go_on() -> None:
     result = simulate(_with(max_staleness=1), Placement(1, 1, 0, 4), steps=8)
     assert result.step_seconds == pytest.approx(11.0, rel=0.1)  # the learner and publishing alone
