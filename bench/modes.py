@@ -41,7 +41,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from modes_cores import LOOK_SECONDS, Cores, pinned
+from modes_cores import Cores, pinned
+from modes_watch import LOOK_SECONDS
 from modes_workloads import MODES, WORKLOADS, Workload, document, write_inputs
 from table import Check, add_out, at_least, at_most, report
 
@@ -82,7 +83,8 @@ def repetition(run: RLTrainingRun, folder: Path, cores: Cores) -> dict[str, Any]
         Console(run.name, max_steps=most, stream=io.StringIO()) as console,
         cores.watched(),
     ):
-        train(run, place, console, stop)
+        # As `rltrain profile` does: learners leave and come back once, when all steps are measured.
+        train(run, place, console, stop, try_switches=not run.spec.shared_samplers)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "event" not in line]
     counted = steps[WARM_UP:]
@@ -94,8 +96,7 @@ def repetition(run: RLTrainingRun, folder: Path, cores: Cores) -> dict[str, Any]
         "parts": {
             part: round(statistics.mean(line[f"time_{part}"] or 0.0 for line in counted), 5) for part in PARTS
         },
-        "overlap": cores.overlap,
-        "total": cores.total,
+        "watched": cores.found,
         "profile": json.loads((out / PROFILE_FILE).read_text()),
     }
 
@@ -181,7 +182,7 @@ class Runs:
                 return False
             cores.watch = True
             watched = repetition(load(workload, mode, scratch, workload.steps), scratch, cores)
-            known["exclusive"][mode] = {name: watched[name] for name in ("overlap", "total")}
+            known["exclusive"][mode] = watched["watched"] | {"seconds": watched["seconds"]}
             self._keep()
         return True
 

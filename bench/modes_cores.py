@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import threading
-import time
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import modes_watch
 import ray
 
 from rl_api import RunSpec
 from rl_trainer.run import session
 from rl_trainer.run.actors import Actors
-
-LOOK_SECONDS = 0.001
 
 
 def core_of(role: str, rank: int, spec: RunSpec) -> int:
@@ -40,10 +41,9 @@ class Cores:
 
     watch: bool = False
     pids: dict[tuple[str, int], int] = field(default_factory=dict)
-    overlap: float = 0.0
-    """Seconds of processor time for which two holders of a core worked in the same `LOOK_SECONDS`: the lesser one."""
-    total: float = 0.0
-    """Seconds of processor time of holders of shared cores, all together."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """What was seen of holders of shared cores, as `modes_watch.Watched` has it, `lesser` by name of the actor."""
+    _watcher: subprocess.Popen[str] | None = None
 
     def pin(self, spec: RunSpec, actors: Actors) -> None:
         """All learners and samplers of a run that has just started."""
@@ -57,42 +57,36 @@ class Cores:
             (f"{role} {rank}", cores[role, rank]): pid
             for (role, rank), pid in zip(workers, found, strict=True)
         }
+        if self._watcher is not None:
+            shared: dict[int, list[int]] = {}
+            for (_, core), pid in self.pids.items():
+                shared.setdefault(core, []).append(pid)
+            line = json.dumps({core: pids for core, pids in shared.items() if len(pids) == 2})
+            assert self._watcher.stdin is not None
+            self._watcher.stdin.write(line + "\n")
+            self._watcher.stdin.flush()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Within the block processor times of holders of the same core are compared, if `watch`."""
-        self.overlap = self.total = 0.0
-        self.pids = {}
-        over = threading.Event()
-        thread = threading.Thread(target=self._look, args=(over,), daemon=True)
-        if self.watch:
-            thread.start()
-        try:
+        self.found, self.pids = {}, {}
+        if not self.watch:
             yield
-        finally:
-            over.set()
-            if self.watch:
-                thread.join()
-
-    def _look(self, over: threading.Event) -> None:
-        before: dict[int, dict[int, float]] = {}
-        while not over.wait(LOOK_SECONDS):
-            shared: dict[int, dict[int, float]] = {}
-            for (_, core), pid in list(self.pids.items()):
-                with contextlib.suppress(OSError):
-                    shared.setdefault(core, {})[pid] = processor_seconds(pid)
-            for core, now in shared.items():
-                earlier = before.get(core, {})
-                spent = sorted(now[pid] - earlier[pid] for pid in now if pid in earlier)
-                if len(spent) == 2:
-                    self.overlap += spent[0]
-                    self.total += sum(spent)
-            before = shared
-
-
-def processor_seconds(pid: int) -> float:
-    """Of all threads of a process so far, from its CPU clock (clock_getcpuclockid)."""
-    return time.clock_gettime((~pid << 3) | 2)
+            return
+        with subprocess.Popen(
+            [sys.executable, str(Path(modes_watch.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as self._watcher:
+            try:
+                yield
+            finally:
+                said, _ = self._watcher.communicate()  # which closes its input
+                self._watcher = None
+        names = {str(pid): name for (name, _), pid in self.pids.items()}
+        self.found = json.loads(said)
+        self.found["lesser"] = {names[pid]: seconds for pid, seconds in self.found["lesser"].items()}
 
 
 @contextlib.contextmanager

@@ -19,6 +19,26 @@ def judged(prompt: str, completion: str, answer: str) -> float:
     return sum(a == b for a, b in zip(completion, answer)) / max(1, len(answer))
 '''
 
+TOOL = '''"""A search engine that takes its time; its sampler goes on with others meanwhile."""
+from rl_trainer.tasks.types import StepResult
+
+
+class Searching:
+    """One look-up, then the answer."""
+
+    def __init__(self, item, args):
+        self.question, self.asked = item["question"], False
+
+    def reset(self):
+        return self.question
+
+    def step(self, completion):
+        if self.asked:
+            return StepResult(done=True)
+        self.asked = True
+        return StepResult(observation="12 34 56", delay_seconds={seconds})
+'''
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -31,7 +51,9 @@ class Workload:
         mean: tokens of answers on average, geometric and cut; None: all have `tokens`.
         hidden: width of the model, of 4 layers.
         staleness: `buffer.maxStaleness`.
-        reward: seconds that a judge takes for an answer; 0: a rule that takes none.
+        reward: seconds that a judge takes for an answer, one after the other; 0: a rule that takes none.
+        tool: seconds that each answer waits for a search engine in the middle; 0: there is none.
+        swap: whether devices are too small for both roles, so that tensors move (`placement.residency`).
         algorithm: more fields of `algorithm`.
         steps: of a repetition.
     """
@@ -44,6 +66,8 @@ class Workload:
     hidden: int = 128
     staleness: int = 0
     reward: float = 0.0
+    tool: float = 0.0
+    swap: bool = False
     algorithm: dict[str, Any] = field(default_factory=dict)
     steps: int = 14
 
@@ -54,20 +78,22 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload("equal 16", tokens=16, steps=24),
-    Workload("equal 64"),
+    # In turn: nobody can work ahead, so that devices of one's own stand idle.
+    Workload("short answers", tokens=16, steps=20),
     Workload("long tail", tokens=128, mean=24),
-    Workload("long tail, 32 prompts of 4", prompts=32, group=4, tokens=96, mean=24),
-    Workload("2 prompts of 32", prompts=2, group=32, tokens=48),
-    Workload("narrow, long", tokens=160, hidden=64, prompts=4),
     Workload("wide", tokens=24, hidden=384, prompts=4),
-    Workload("staleness 1", staleness=1),
-    Workload("staleness 2, long tail", tokens=128, mean=24, staleness=2),
     Workload("reference", tokens=32, algorithm={"kl": {"coefficient": 0.01}}),
     Workload(
         "critic", tokens=32, algorithm={"advantage": {"estimator": "gae", "lambda": 0.95}, "critic": {}}
     ),
-    Workload("slow judge, long tail", tokens=96, mean=24, reward=0.02),
+    Workload("judge", tokens=96, mean=24, reward=0.01),
+    # Decoding takes as long with fewer sequences, learning hardly less with two ranks, or a change of hands much.
+    Workload("wide, few, swap", tokens=24, hidden=512, prompts=2, group=4, swap=True),
+    Workload("search, staleness 1", tokens=64, mean=20, prompts=4, group=4, staleness=1, tool=0.4),
+    Workload("few long answers, staleness 1", tokens=160, prompts=2, group=4, staleness=1),
+    Workload("wide, few, staleness 1", tokens=24, hidden=512, prompts=2, group=4, staleness=1),
+    Workload("long tail, staleness 2", tokens=128, mean=24, staleness=2),
+    Workload("judge, staleness 1", tokens=64, mean=24, group=4, staleness=1, reward=0.02),
 )
 
 MODES: dict[str, dict[str, Any]] = {
@@ -97,10 +123,14 @@ def write_inputs(workload: Workload, folder: Path) -> None:
     with (folder / "prompts.jsonl").open("w") as file:
         for _ in range(PROMPTS):
             a, b = generator.randrange(10, 100), generator.randrange(10, 100)
-            file.write(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b) * 32}) + "\n")
+            file.write(
+                json.dumps({"prompt": f"{a}+{b}=", "question": f"{a}+{b}=", "answer": str(a + b) * 32}) + "\n"
+            )
     if workload.reward:
         name = f"judge_{round(1000 * workload.reward)}.py"
         (folder / name).write_text(REWARD.format(seconds=workload.reward))
+    if workload.tool:
+        (folder / "searching.py").write_text(TOOL.format(seconds=workload.tool))
 
 
 def document(workload: Workload, mode: str, folder: Path, steps: int) -> dict[str, Any]:
@@ -110,17 +140,19 @@ def document(workload: Workload, mode: str, folder: Path, steps: int) -> dict[st
     reward: dict[str, Any] = {"rule": "fraction"}
     if workload.reward:
         reward = {"rule": "function", "function": f"judge_{round(1000 * workload.reward)}:judged"}
+    task: dict[str, Any] = {"environment": "prompts"}
+    if workload.tool:
+        task = {"environment": "tool-use", "name": "searching:Searching", "maxTurns": 2}
+    placement = {"mode": "auto"} if auto else dict(layout["placement"])
+    if workload.swap and mode != "disaggregated":
+        placement["residency"] = "swap"
     return {
         "apiVersion": "rltrain.dev/v1alpha1",
         "kind": "RLTrainingRun",
         "metadata": {"name": "bench-modes"},
         "spec": {
             "model": {"source": str(folder / workload.model)},
-            "task": {
-                "environment": "prompts",
-                "file": str(folder / "prompts.jsonl"),
-                "rewards": [reward],
-            },
+            "task": {**task, "file": str(folder / "prompts.jsonl"), "rewards": [reward]},
             "algorithm": {
                 "name": "grpo",
                 "groupSize": workload.group,
@@ -135,7 +167,7 @@ def document(workload: Workload, mode: str, folder: Path, steps: int) -> dict[st
             },
             "learner": {"replicas": layout["learner"]},
             "buffer": {"maxStaleness": workload.staleness},
-            "placement": {"mode": "auto"} if auto else dict(layout["placement"]),
+            "placement": placement,
             "checkpoint": None,
             "stop": {"maxSteps": steps},
         },

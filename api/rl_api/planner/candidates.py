@@ -190,7 +190,8 @@ def best_estimates(
     most: int,
     now: Placement | None = None,
 ) -> list[Placement]:
-    """The `most` placements whose steps are estimated to be shortest, of each mode at least one, and `now` if it fits."""
+    """The `most` placements whose steps are estimated to be shortest, and `now` if it fits; of each mode at least one, and
+    the one without parts, which estimates are the least sure of: it is what a user would write."""
     ordered = sorted(
         ((estimate(profile, one, rollout), one) for one in placements),
         key=lambda pair: (pair[0], repr(pair[1])),
@@ -198,6 +199,11 @@ def best_estimates(
     chosen = ordered[:most]
     for mode in ("disaggregated", "collocated", "hybrid"):
         of_mode = [pair for pair in ordered if pair[1].mode == mode]
-        chosen += [pair for pair in of_mode[:1] if pair not in chosen]
+        whole = [
+            pair
+            for pair in of_mode
+            if pair[1].part_groups >= profile.prompts_per_step and pair[1].hand_over_at is None
+        ]
+        chosen += [pair for pair in dict.fromkeys([*of_mode[:1], *whole[:1]]) if pair not in chosen]
     found = [placement for _, placement in chosen]
     return found + [one for one in placements if one == now and one not in found]
