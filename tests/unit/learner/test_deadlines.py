@@ -59,10 +59,19 @@ def test_publishing_names_the_field_of_its_deadline(learners: Learners, waits: l
     )
 
 
-def test_only_learners_whose_devices_samplers_share_move_their_tensors(waits: list[tuple[str, float]]):
+@pytest.mark.parametrize(
+    ("placement", "moved"),
+    [
+        ({"mode": "hybrid", "sharedSamplers": 1}, [1, 0, 0]),
+        ({"mode": "disaggregated"}, [1, 1, 1]),  # as `rltrain profile` tries, to know what sharing would take
+    ],
+)
+def test_learners_whose_devices_samplers_share_move_their_tensors(
+    waits: list[tuple[str, float]], placement: dict[str, object], moved: list[int]
+):
     actors = [MagicMock() for _ in range(3)]
     spec = {
-        "placement": {"mode": "hybrid", "sharedSamplers": 1},
+        "placement": placement,
         "learner": {"replicas": 3},
         "sampler": {"replicas": 2},
     }
@@ -70,7 +79,7 @@ def test_only_learners_whose_devices_samplers_share_move_their_tensors(waits: li
     for move in ("offload", "onload"):
         with suppress(TypeError):  # the fixture's results are no numbers
             getattr(learners, move)()
-        assert [getattr(actor, move).remote.call_count for actor in actors] == [1, 0, 0]
+        assert [getattr(actor, move).remote.call_count for actor in actors] == moved
 
 
 def test_a_checkpoint_that_fails_is_given_up_before_learners_leave_their_devices(

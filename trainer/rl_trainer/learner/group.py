@@ -212,16 +212,16 @@ class Learners:
         return results[0][0], [span for _, spans in results for span in spans]
 
     def offload(self) -> int:
-        """See `LearnerActor.offload`, of the ranks whose devices samplers share; bytes of all of them."""
+        """See `LearnerActor.offload`, of the ranks whose devices samplers share, of all where none do; bytes of all of them."""
         return sum(self._sharing.offload().wait("moving tensors out", self.timeout))
 
     def onload(self) -> int:
-        """See `LearnerActor.onload`, of the ranks whose devices samplers share; bytes of all of them."""
+        """See `LearnerActor.onload`, of the ranks as with `offload`; bytes of all of them."""
         return sum(self._sharing.onload().wait("moving tensors in", self.timeout))
 
     @property
     def _sharing(self) -> WorkerGroup:
-        return WorkerGroup("learner", self.actors[: self.spec.shared_samplers], self.watch)
+        return WorkerGroup("learner", self.actors[: self.spec.shared_samplers or None], self.watch)
 
     def device_memory(self) -> int:
         """See `LearnerActor.device_memory`; of rank 0, as all are alike. They need not have loaded anything."""
