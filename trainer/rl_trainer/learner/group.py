@@ -212,11 +212,11 @@ class Learners:
         return results[0][0], [span for _, spans in results for span in spans]
 
     def offload(self) -> int:
-        """See `LearnerActor.offload`, of the ranks whose devices samplers share, of all where none do; bytes of all of them."""
+        """See `LearnerActor.offload`, of the ranks whose devices samplers share, or of all where none do; their bytes."""
         return sum(self._sharing.offload().wait("moving tensors out", self.timeout))
 
     def onload(self) -> int:
-        """See `LearnerActor.onload`, of the ranks as with `offload`; bytes of all of them."""
+        """See `LearnerActor.onload`, of the ranks as with `offload`; their bytes."""
         return sum(self._sharing.onload().wait("moving tensors in", self.timeout))
 
     @property
