@@ -9,6 +9,7 @@ from dataclasses import replace
 from rl_api.planner.cost import (
     learn_seconds,
     learner_bytes,
+    next_part_seconds,
     sampler_bytes,
     shared_bytes,
     step_learn_seconds,
@@ -57,7 +58,7 @@ def stages_of_run(profile: RunProfile, room: Room, rollout: Rollout, parts: int)
     learners = [count for count in counts if not room.learners or count in room.learners]
     learners = learners or [count for count in room.learners if count <= room.devices]
     switch = turn(profile, swap=True)
-    each = profile.tokens / parts
+    each, between = profile.tokens / parts, next_part_seconds(profile)
     return [
         Stage(
             "sampler",
@@ -70,7 +71,12 @@ def stages_of_run(profile: RunProfile, room: Room, rollout: Rollout, parts: int)
         Stage(
             "learner",
             {count: step_learn_seconds(profile, count) for count in learners},
-            {count: (learn_seconds(profile, each, count),) * 2 for count in learners} if parts > 1 else {},
+            {
+                count: (learn_seconds(profile, each, count), learn_seconds(profile, each, count) + between)
+                for count in learners
+            }
+            if parts > 1
+            else {},
             {count: learner_bytes(profile, count) for count in learners},
             switch.to_learner,
         ),
@@ -179,6 +185,7 @@ def _pipelined(profile: RunProfile, placement: Placement, curve: Curve, free: fl
         part = min(size, groups - there)
         there += part
         seconds = learn_seconds(profile, profile.tokens * part / groups, placement.learners)
+        seconds += next_part_seconds(profile) if there > part else 0.0
         done = max(done, curve.until(there / groups)) + seconds
     return done
 

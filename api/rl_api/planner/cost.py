@@ -21,6 +21,9 @@ from rl_api.planner.profile import RoleMemory, RunProfile, SwitchProfile
 WAKE_SECONDS: Final = 0.004
 """Until a role that takes a device over works there, of runs that share none: two calls between actors of Ray."""
 
+NEXT_PART_SECONDS: Final = 0.004
+"""Of learners from the end of a part to the begin of the next one that is there: as many calls. No profile has it."""
+
 COPIED_BYTES_PER_SECOND: Final = 1e9
 """Of tensors that leave a device, or come back, where neither role was measured: what one core copies at least."""
 
@@ -29,6 +32,11 @@ def learn_seconds(profile: RunProfile, tokens: float, ranks: int) -> float:
     """Of one part of `tokens` prompt and answer tokens on `ranks` learner ranks, without what is once a step."""
     learner = profile.learner
     return learner.alpha + (learner.beta + learner.log_prob + learner.value) * tokens / ranks
+
+
+def next_part_seconds(profile: RunProfile) -> float:
+    """What each part of a step costs but for its first, besides learning. A profile that is a prior leaves it out."""
+    return NEXT_PART_SECONDS if profile.steps else 0.0
 
 
 def update_seconds(profile: RunProfile, ranks: int) -> float:
@@ -48,7 +56,7 @@ def _ring(ranks: int) -> float:
 def step_learn_seconds(profile: RunProfile, ranks: int, parts: int = 1) -> float:
     """Of a whole step's learning in `parts` parts, without publishing."""
     each = learn_seconds(profile, profile.tokens / parts, ranks)
-    return parts * each + update_seconds(profile, ranks)
+    return parts * each + (parts - 1) * next_part_seconds(profile) + update_seconds(profile, ranks)
 
 
 @dataclass(frozen=True)

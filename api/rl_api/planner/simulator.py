@@ -17,7 +17,7 @@ import random
 from collections.abc import Sequence
 
 from rl_api.planner.admission import LEARNERS, Admission, Leases, Queue, Turns
-from rl_api.planner.cost import Turn, learn_seconds, turn, update_seconds
+from rl_api.planner.cost import Turn, learn_seconds, next_part_seconds, turn, update_seconds
 from rl_api.planner.decoding import Member, VirtualSampler
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
@@ -316,7 +316,7 @@ class _Run:
         if not self.holding and not self.leases.has(LEARNERS):
             return
         self.learning = True
-        begin = self.now
+        begin = self.now + (next_part_seconds(self.profile) if self.learned else 0.0)
         if not self.holding:
             self.holding = True
             for index in range(self.placement.shared):

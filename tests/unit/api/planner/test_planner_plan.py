@@ -11,11 +11,13 @@ from rl_api.errors import InvalidConfig
 from rl_api.planner.candidates import candidates, part_sizes
 from rl_api.planner.cost import (
     COPIED_BYTES_PER_SECOND,
+    NEXT_PART_SECONDS,
     WAKE_SECONDS,
     Turn,
     learn_seconds,
     learner_bytes,
     shared_bytes,
+    step_learn_seconds,
     turn,
     update_seconds,
 )
@@ -173,6 +175,14 @@ def test_a_change_of_hands_that_was_never_made_is_not_free() -> None:
     both = Switches(learner=SwitchProfile(wake=0.5), sampler=SwitchProfile(wake=0.25))
     assert turn(profile.model_copy(update={"switch": both}), swap=False) == Turn(0.5, 0.25)
     assert turn(profile.model_copy(update={"steps": 0}), swap=True) == Turn(0.0, 0.0)
+
+
+def test_a_part_more_is_not_free() -> None:
+    whole, parts = (step_learn_seconds(PROFILE, 1, parts) for parts in (1, 4))
+    assert parts - whole == pytest.approx(3 * (PROFILE.learner.alpha + NEXT_PART_SECONDS))
+    alike = PROFILE.model_copy(update={"lengths": (8,), "max_staleness": 4})  # all groups of a step are there
+    seconds = [predict(alike, Placement(1, 8, 0, part)).step_seconds for part in (16, 4)]
+    assert seconds[1] - seconds[0] == pytest.approx(parts - whole)
 
 
 def test_dialogues_stay_with_the_sampler_that_has_begun_them() -> None:
