@@ -153,6 +153,21 @@ def test_a_group_is_complete_when_all_members_are_scored():
     assert flow.groups == 0
 
 
+def test_scoring_counts_also_where_its_group_is_not_complete():
+    now = [0.0]
+
+    class Slow(FakeTask):
+        def score(self, prompt: Prompt, completion: str) -> Score:
+            now[0] += 2.0
+            return super().score(prompt, completion)
+
+    flow = rollouts(ScriptedEngine({"q": ["yes", "no"]}), Slow(), clock=lambda: now[0])
+    flow.start("ticket", prompt(), 2, PARAMS, seed=1)
+    flow.advance()
+    assert flow.drain_score_seconds() == 4.0
+    assert flow.drain_score_seconds() == 0.0
+
+
 def test_seeds_differ_by_member_and_prompt_and_repeat_for_the_same_ones():
     def seeds(index: int, seed: int) -> list[int]:
         engine = ScriptedEngine({"q": ["yes"]})

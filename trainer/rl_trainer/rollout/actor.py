@@ -344,7 +344,10 @@ class SamplerActor(Worker):
 
     def _advance(self) -> None:
         self._stretch.begin()
-        self._hand_on(self.rollouts.advance())
+        groups = self.rollouts.advance()
+        # Of all members, whenever their group is finished: a stretch may end before.
+        self._stretch.scored(self.rollouts.drain_score_seconds())
+        self._hand_on(groups)
         if self._stretch.is_long:
             self._stretch.end()
 
@@ -362,7 +365,6 @@ class SamplerActor(Worker):
             self._delivery.put(done)
 
     def _finished(self, ticket: Ticket, group: GroupRollout) -> Group:
-        self._stretch.scored(group.score_seconds)
         self._stretch.end()
         self._meter.finished(group)
         priority = group.prompt.priority if self.spec.buffer.order == "priority" else 0.0

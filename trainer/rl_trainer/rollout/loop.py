@@ -71,7 +71,6 @@ class GroupRollout:
     members: list[Member]
     started: float
     open_members: int
-    score_seconds: float = 0.0
     tool_seconds: float = 0.0  # that its members waited for their environments, all together
     last_asked: float | None = None  # when the last of its members was given to a model that scores it
     awaited_seconds: float = 0.0  # that it waited for such scores, once nothing else was left to do
@@ -125,6 +124,7 @@ class Rollouts:
     _awaited: list[tuple[int, int, Future[StepResult]]] = field(default_factory=list)
     _asked: list[tuple[int, int, Future[Score]]] = field(default_factory=list)
     _complete: list[GroupRollout | GroupFailure] = field(default_factory=list)
+    _score_seconds: float = 0.0
 
     @property
     def groups(self) -> int:
@@ -198,6 +198,11 @@ class Rollouts:
                     self._finish(number, m, score.result())
         finished, self._complete = self._complete, []
         return finished
+
+    def drain_score_seconds(self) -> float:
+        """That scoring has taken since the last call."""
+        seconds, self._score_seconds = self._score_seconds, 0.0
+        return seconds
 
     @property
     def may_advance(self) -> bool:
@@ -296,7 +301,7 @@ class Rollouts:
             self._forget(number)
             raise
         finally:
-            group.score_seconds += self.clock() - started
+            self._score_seconds += self.clock() - started
 
     def _score_or_continue(self, number: int, m: int, text: str) -> None:
         group = self._groups[number]
