@@ -13,10 +13,11 @@ from ray.exceptions import ActorDiedError
 
 from rl_api import RunSpec
 from rl_api.errors import DeadlineExceeded
+from rl_trainer.buffer import actor as buffer_actor
 from rl_trainer.buffer.actor import BufferActor
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.flow.calls import MEANWHILE_SECONDS
-from rl_trainer.flow.pulse import Pulse, Watch
+from rl_trainer.flow.pulse import START_SECONDS, Pulse, Watch
 from rl_trainer.flow.worker_group import Handle
 from rl_trainer.learner.group import Learners
 from rl_trainer.model.shared_folder import SharedFolder
@@ -47,8 +48,21 @@ class Asked:
         return self.said
 
     def look(self, after: float = 10.0, said: Any = None) -> set[str]:
-        self.now, self.said = self.now + after, said
+        """`said`: by the buffer, of actors that have given signs of life before, or an error; None: it does not answer."""
+        heard = dict.fromkeys(said, True) if isinstance(said, list) else said
+        self.now, self.said = self.now + after, heard
         return set(self.watch.look())
+
+
+class Knows(Watch):
+    """Knows who is silent."""
+
+    def __init__(self, *names: str):
+        super().__init__(Pulse(None, LIMIT))
+        self.names = frozenset(names)
+
+    def look(self) -> frozenset[str]:
+        return self.names
 
 
 @pytest.fixture
@@ -97,19 +111,19 @@ def test_the_rank_that_stands_still_is_named_and_not_the_one_that_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
-    watch = SimpleNamespace(pulse=Pulse(None, LIMIT), look=lambda: frozenset({"learner 1", "sampler 0"}))
+    watch = Knows("learner 1", "sampler 0")
     with pytest.raises(
         DeadlineExceeded,
         match=r"^learner 1: no sign of life for 60 s \(retry.livenessTimeout\) while training",
     ):
-        Handle("learner", {0: "zero", 1: "one"}, watch).wait("training", 5.0)  # type: ignore[dict-item, arg-type]
+        Handle("learner", {0: "zero", 1: "one"}, watch).wait("training", 5.0)  # type: ignore[dict-item]
 
 
 def test_a_learner_that_stands_still_is_named_also_where_it_alone_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
-    watch: Any = SimpleNamespace(pulse=Pulse(None, LIMIT), look=lambda: frozenset({"learner 0"}))
+    watch = Knows("learner 0")
     actor = SimpleNamespace(broadcast_failure=SimpleNamespace(remote=lambda: "call"))
     with pytest.raises(
         DeadlineExceeded, match=r"^learner 0: no sign of life .* while looking at a broadcast"
@@ -120,7 +134,7 @@ def test_a_learner_that_stands_still_is_named_also_where_it_alone_is_asked(
 def test_learners_that_load_do_not_wait_for_a_sampler_that_stands_still(monkeypatch: pytest.MonkeyPatch):
     """On one node it may be the one that copies the model for all of them."""
     monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
-    watch: Any = SimpleNamespace(pulse=Pulse(None, LIMIT), look=lambda: frozenset({"sampler 1"}))
+    watch = Knows("sampler 1")
     actor = SimpleNamespace(start=SimpleNamespace(remote=lambda *_: "call"))
     learners = Learners([actor], RunSpec.model_construct(), watch=watch)
     with pytest.raises(DeadlineExceeded, match=r"^sampler 1: no sign of life .* while loading the model"):
@@ -142,12 +156,68 @@ def test_a_sampler_that_was_given_up_is_not_silent_while_another_loads():
         actor = BufferActor(BufferConfig(1, max_staleness=0, samplers=1))
         await actor.beat("sampler 0")
         await actor.beat("learner 0")
-        assert await actor.silent(-1.0) == ["sampler 0", "learner 0"]
-        assert await actor.silent(LIMIT) == []
+        assert await actor.silent(-1.0) == {"sampler 0": True, "learner 0": True}
+        assert await actor.silent(LIMIT) == {}
         await actor.release(0)
-        assert await actor.silent(-1.0) == ["learner 0"]
+        assert await actor.silent(-1.0) == {"learner 0": True}
 
     asyncio.run(story())
+
+
+def test_who_has_never_given_a_sign_of_life_is_silent_some_time_after_the_launch(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    now = 0.0
+    monkeypatch.setattr(buffer_actor, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def story() -> None:
+        nonlocal now
+        actor = BufferActor(BufferConfig(1, max_staleness=0, samplers=1))
+        for name in ("sampler 0", "learner 0", "learner 1"):
+            await actor.expect(name, START_SECONDS)
+        await actor.beat("learner 1")
+        now = LIMIT + 1
+        assert await actor.silent(LIMIT) == {"learner 1": True}, "the others may be starting yet"
+        await actor.beat("learner 1")
+        now = START_SECONDS + LIMIT + 1
+        assert await actor.silent(LIMIT) == {"sampler 0": False, "learner 0": False}
+        await actor.release(0)
+        await actor.beat("learner 0")
+        assert await actor.silent(-1.0) == {"learner 1": True, "learner 0": True}
+        await actor.expect("sampler 0", START_SECONDS)  # its successor
+        assert "sampler 0" not in await actor.silent(-1.0)
+
+    asyncio.run(story())
+
+
+def test_it_is_said_of_whom_no_sign_of_life_has_ever_come(asked: Asked):
+    for _ in range(2):
+        named = asked.look(said={"learner 0": True, "learner 1": False})
+    assert named == {"learner 0", "learner 1"}
+    assert asked.watch.silence("learner 0", "loading the model").startswith(
+        "learner 0: no sign of life for 60 s (retry.livenessTimeout) while loading the model; "
+    )
+    assert asked.watch.silence("learner 1", "loading the model").startswith(
+        "learner 1: not one sign of life since it was launched, more than 120 s ago (retry.livenessTimeout, and 60 s to "
+        "start) while loading the model; its process is stopped or hangs"
+    )
+
+
+def test_learners_are_expected_before_their_processes_are_there(monkeypatch: pytest.MonkeyPatch):
+    happened: list[tuple[Any, ...]] = []
+    buffer = SimpleNamespace(expect=SimpleNamespace(remote=lambda *told: happened.append(told)))
+    remote = SimpleNamespace(remote=lambda rank, *_: happened.append(("launched", rank)))
+    monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=lambda **_: remote))
+    reservation: Any = SimpleNamespace(options=lambda name: {})
+    spec = RunSpec.model_validate(
+        {"model": {"source": "tiny"}, "task": {"environment": "reasoning-gym", "name": "chain_sum"}}
+        | {"learner": {"replicas": 2}}
+    )
+    Learners.launch(spec, reservation, watch=Watch(Pulse(buffer, LIMIT)))
+    assert happened == [
+        *(("learner 0", START_SECONDS), ("learner 1", START_SECONDS)),
+        *(("launched", 0), ("launched", 1)),
+    ]
 
 
 def test_what_is_told_is_heard_once_the_buffer_answers(asked: Asked):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired
 from rl_trainer.buffer.groups import Ticket
-from rl_trainer.flow.pulse import Pulse
+from rl_trainer.flow.pulse import START_SECONDS, Pulse, Watch
 from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout import actor as actor_module
 from rl_trainer.rollout import fleet, opening
@@ -29,6 +30,17 @@ from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
 from rl_trainer.rollout.measuring import Stretch
 from rl_trainer.rollout.supply import Supply
 from rl_trainer.tasks import Prompt
+
+
+class Knows(Watch):
+    """Knows who is silent."""
+
+    def __init__(self, silent: Callable[[], set[str]]) -> None:
+        super().__init__(Pulse(None, 60.0))
+        self._silent = silent
+
+    def look(self) -> frozenset[str]:
+        return frozenset(self._silent())
 
 
 class Released(Future[Acquired]):
@@ -165,7 +177,7 @@ def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends
     samplers._elasticity, samplers._restarts, samplers._data = None, 0, None
     samplers._samplers = {rank: SamplerHandle(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
     silent = iter([{"sampler 1", "sampler 7"}, {"learner 0"}])
-    samplers._watch = SimpleNamespace(pulse=Pulse(None, 60.0), look=lambda: next(silent))
+    samplers._watch = Knows(lambda: next(silent))
     died: list[tuple[int, Exception]] = []
 
     def give_up(rank: int, error: Exception) -> None:
@@ -194,7 +206,7 @@ def stopped_sampler(monkeypatch: pytest.MonkeyPatch, limit: int) -> Any:
     )
     samplers._start_timeout, samplers._warn, samplers.begun = 300.0, lambda _: None, False
     samplers._buffer = SimpleNamespace(release=lambda rank: [])
-    samplers._watch = SimpleNamespace(pulse=Pulse(None, 60.0), look=lambda: {"sampler 0"} - {*killed})
+    samplers._watch = Knows(lambda: {"sampler 0"} - {*killed})
     killed: list[str] = []
 
     def sampler(name: str, answers: bool) -> SamplerHandle:
@@ -240,6 +252,32 @@ def test_a_run_without_retries_ends_where_a_sampler_stands_still_in_an_evaluatio
     samplers = stopped_sampler(monkeypatch, limit=0)
     with pytest.raises(fleet.ActorDied, match=r"sampler 0: no sign of life .*\(retry.limit is 0\)"):
         samplers.evaluate(["one", "two"], None)
+
+
+def test_the_only_sampler_that_stands_still_as_it_loads_is_replaced_before_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    samplers = stopped_sampler(monkeypatch, limit=1)
+    one = samplers._samplers[0]
+    one.ready, one.started = "silence", math.inf  # it may load for ever
+    samplers._samplers = {0: one}
+    monkeypatch.setattr(fleet, "EVALUATION_TIMEOUT", 2.0 - samplers._start_timeout)
+    monkeypatch.setattr(fleet, "scored", lambda answers, warn: answers)
+    assert samplers.evaluate(["one"], None) == ["answer of another sampler 0"]
+
+
+def test_a_sampler_is_expected_before_its_process_is_there(monkeypatch: pytest.MonkeyPatch):
+    happened: list[tuple[Any, ...]] = []
+    buffer = SimpleNamespace(expect=SimpleNamespace(remote=lambda *told: happened.append(told)))
+    samplers: Any = Samplers.__new__(Samplers)
+    for name in ("_buffer", "_search", "_data", "_workers", "_placement"):
+        setattr(samplers, name, MagicMock())
+    samplers._watch, samplers._spec = Watch(Pulse(buffer, 60.0)), SimpleNamespace(shared_samplers=0)
+    remote = MagicMock()
+    remote.options().remote = lambda rank, *_: happened.append(("launched", rank)) or MagicMock()
+    monkeypatch.setattr(fleet.ray, "remote", lambda _: remote)
+    samplers._launch(3, None, MagicMock())
+    assert happened == [("sampler 3", START_SECONDS), ("launched", 3)]
 
 
 @pytest.mark.parametrize("loads", [True, False])

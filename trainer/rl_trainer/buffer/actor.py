@@ -62,6 +62,7 @@ class BufferActor:
         self._published = False
         self._stopping = False
         self._beats: dict[str, float] = {}
+        self._unheard: set[str] = set()
         self._told: dict[str, Any] = {}
         self._waiting = WaitingCalls()
         self._takers = Changes()
@@ -81,6 +82,7 @@ class BufferActor:
         held is free, unless it `lives`: then it gives that back itself, as soon as it computes nothing there."""
         lost = self._state.release(sampler)
         self._beats.pop(f"sampler {sampler}", None)  # those of its successor are to come yet
+        self._unheard.discard(f"sampler {sampler}")
         if not lives:
             self._leases.died(f"sampler {sampler}")
         self._end_calls(sampler)
@@ -270,14 +272,21 @@ class BufferActor:
 
     # -- signs of life, see `flow.pulse` -------------------------------------------------------------------
 
+    async def expect(self, name: str, seconds: float) -> None:
+        """The actor of this name is launched, and may take so many seconds until it lives."""
+        self._beats[name] = time.monotonic() + seconds
+        self._unheard.add(name)
+
     async def beat(self, name: str) -> None:
         """The actor of this name lives."""
         self._beats[name] = time.monotonic()
+        self._unheard.discard(name)
 
-    async def silent(self, limit: float) -> list[str]:
-        """Those that have given signs of life, but none for `limit` seconds."""
+    async def silent(self, limit: float) -> dict[str, bool]:
+        """Those without a sign of life for `limit` seconds, from the time on that they may take to start; and whether they
+        have ever given one. Of whoever is not expected and has given none nothing is known."""
         now = time.monotonic()
-        return [name for name, at in self._beats.items() if now - at > limit]
+        return {name: name not in self._unheard for name, at in self._beats.items() if now - at > limit}
 
     async def tell(self, name: str, said: Any) -> None:
         """Keeps the last that the actor of this name says unasked."""

@@ -18,7 +18,7 @@ from ray.exceptions import (
 from rl_api import errors
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.pulse import Watch, silence
+from rl_trainer.flow.pulse import Watch
 
 # What travels in a call itself; arguments above 100 KB Ray would move through the object store.
 INLINE_BYTES = 64 * 1024
@@ -63,7 +63,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
 def check_alive(watch: Watch, actors: Collection[str], phase: str) -> None:
     """Raises DeadlineExceeded where one of `actors` gives no sign of life."""
     for actor in sorted(watch.look() & set(actors)):
-        raise DeadlineExceeded(silence(actor, phase, watch.pulse.limit))
+        raise DeadlineExceeded(watch.silence(actor, phase))
 
 
 def raise_death(

@@ -21,6 +21,9 @@ from rl_trainer.error_text import RESUME_HINT
 BUFFER = "buffer"
 # For the buffer's answer, which takes milliseconds; one that takes longer is read at the next look.
 _ANSWER_SECONDS = 0.1
+# Until the first sign of an actor that was launched, besides `Pulse.limit`: Ray gives a process as long to start, which
+# imports what it needs then.
+START_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Pulse:
     def every(self) -> float:
         """Seconds from one sign to the next."""
         return self.limit / 6
+
+    def expect(self, name: str) -> None:
+        """The driver launches `name`, whose process is to `begin`. One that never does is silent after `limit` and
+        `START_SECONDS`: it may be stopped before it can tell anything."""
+        self.buffer.expect.remote(name, START_SECONDS)
 
     def begin(self, name: str) -> None:
         """From now on `name` gives signs of life, until its process ends."""
@@ -58,6 +66,7 @@ class Watch:
         self._listening: Any = None
         self._since = self._looked = clock()
         self._named: frozenset[str] = frozenset()
+        self._unheard: frozenset[str] = frozenset()
 
     def told(self) -> Mapping[str, Any]:
         """The last that each actor has told (`Pulse.tell`), where the buffer says so at once; else nothing, and the next
@@ -89,16 +98,24 @@ class Watch:
         if not ray.wait([self._asked], timeout=_ANSWER_SECONDS)[0]:
             return frozenset({BUFFER}) if now - self._since >= self.pulse.limit else frozenset()
         try:
-            found = frozenset(ray.get(self._asked, timeout=0))
+            said: Mapping[str, bool] = ray.get(self._asked, timeout=0)
         except RayError:  # it has died, which whoever needs it says
-            found = frozenset()
+            said = {}
+        found = frozenset(said)
+        self._unheard = frozenset(name for name, heard in said.items() if not heard)
         named, self._named, self._asked = found & self._named, found, None
         return named
 
-
-def silence(actor: str, phase: str, limit: float) -> str:
-    """What is said of a silent actor."""
-    return (
-        f"{actor}: no sign of life for {limit:g} s (retry.livenessTimeout) while {phase}; its process is stopped or hangs, "
-        f"or its node is overloaded or cut off; {RESUME_HINT}"
-    )
+    def silence(self, actor: str, phase: str) -> str:
+        """What is said of an actor that the last look has named."""
+        limit = self.pulse.limit
+        since = f"no sign of life for {limit:g} s (retry.livenessTimeout)"
+        if actor in self._unheard:
+            since = (
+                f"not one sign of life since it was launched, more than {limit + START_SECONDS:g} s ago "
+                f"(retry.livenessTimeout, and {START_SECONDS:g} s to start)"
+            )
+        return (
+            f"{actor}: {since} while {phase}; its process is stopped or hangs, or its node is overloaded or cut off; "
+            f"{RESUME_HINT}"
+        )

@@ -68,6 +68,9 @@ class Learners:
         knows who stands still."""
         remote = ray.remote(named_class("rl_trainer.learner.actor", "LearnerActor"))
         ranks = spec.learner.ranks
+        if watch is not None:
+            for rank in range(ranks):
+                watch.pulse.expect(f"learner {rank}")
         actors = [
             remote.options(**reservation.options(f"learner {rank}")).remote(
                 rank, ranks, spec, search, None if watch is None else watch.pulse

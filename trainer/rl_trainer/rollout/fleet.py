@@ -16,7 +16,7 @@ from rl_trainer.buffer.handle import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
 from rl_trainer.flow.named_class import named_class
-from rl_trainer.flow.pulse import Watch, silence
+from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.worker_group import Handle, WorkerGroup
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
 from rl_trainer.placement.elastic import changes, check_enough, free_rank
@@ -228,6 +228,7 @@ class Samplers:
                 raise DeadlineExceeded(f"samplers: none is left to evaluate; {RESUME_HINT}")
             ready = [one.ready for one in self._loading.values()]
             ray.wait(ready, timeout=LOOK_SECONDS) if ready else time.sleep(LOOK_SECONDS)
+            self._check_alive(self._loading, "waiting for a sampler that evaluates")
             self._look()
         return self.ready
 
@@ -252,15 +253,11 @@ class Samplers:
         """
         if self._watch is None:
             return
-        limit, silent, ours = (
-            self._watch.pulse.limit,
-            self._watch.look(),
-            {f"sampler {rank}": rank for rank in samplers},
-        )
+        silent, ours = self._watch.look(), {f"sampler {rank}": rank for rank in samplers}
         for actor in sorted(name for name in silent if not name.startswith("sampler ")):
-            raise DeadlineExceeded(silence(actor, phase, limit))
+            raise DeadlineExceeded(self._watch.silence(actor, phase))
         for actor in sorted(silent & ours.keys()):
-            self._died(ours[actor], SamplerSilent(silence(actor, "sampling", limit)))
+            self._died(ours[actor], SamplerSilent(self._watch.silence(actor, "sampling")))
 
     def close(self) -> None:
         """Has samplers give back what they have outside of the run, a server, those too that are still loading; whoever does
@@ -278,6 +275,8 @@ class Samplers:
             max_concurrency=5, **self._placement.sampler(rank)
         )
         others = self._placement.other_pods(rank)
+        if self._watch is not None:
+            self._watch.pulse.expect(f"sampler {rank}")
         actor = remote.remote(
             rank, self._spec, model, self._buffer, self._search, self._data, others, self._workers
         )
