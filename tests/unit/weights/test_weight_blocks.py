@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -155,3 +155,24 @@ def test_another_number_format_is_for_numbers_with_a_point():
         LazyTensor.of(torch.tensor(1.5)).to(torch.bfloat16).make(), torch.tensor(1.5).bfloat16()
     )
     assert LazyTensor.of(torch.tensor(1)).to(torch.bfloat16).make().dtype == torch.int64
+
+
+class Copied(torch.Tensor):
+    """Says that it is on a GPU, and notes the number format of whatever is copied from one."""
+
+    formats: ClassVar[list[torch.dtype]] = []
+    device = torch.device("cuda")  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_:
+            cls.formats.append(args[1].dtype)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_numbers_of_a_gpu_are_converted_before_they_are_copied_to_the_host():
+    value = torch.arange(200.0).view(4, 50)
+    lazy = LazyTensor(value.dtype, tuple(value.shape), lambda: value.as_subclass(Copied)).to(torch.bfloat16)
+    found = unpack_weights(list(pack_weights(source_of({"a": lazy}), 1, LIMIT)))
+    assert torch.equal(found["a"], value.to(torch.bfloat16))
+    assert set(Copied.formats) == {torch.bfloat16}

@@ -202,9 +202,11 @@ class Taken:
         while filled < target.numel():
             part = self.take(name, (target.numel() - filled) // dtype.itemsize)
             end = filled + part.numel() * dtype.itemsize
-            target[filled:end].view(dtype).copy_(part)
+            # Where it is: a wider number would cross the bus first, and the processor convert it.
+            made = part if part.device.type == "cpu" else part.to(dtype)
+            target[filled:end].view(dtype).copy_(made)
             filled = end
-            del part  # before the next one is made
+            del part, made  # before the next one is made
 
     def take(self, name: str, most: int) -> Tensor:
         """The next numbers of tensor `name` as they were made, flat: at most so many, and one at least."""
