@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from rl_trainer.model.folder import read_tensors, write_weights
 from rl_trainer.weights.payload import pack_weights, unpack_weights
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
 from rl_trainer.weights.stream import byte_rounds
@@ -63,16 +65,38 @@ def test_blocks_of_pieces_are_blocks_of_whole_tensors(block: int, dtype: torch.d
     assert made.most <= made.largest
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("limit", [50, 1000])
-def test_files_of_pieces_are_files_of_whole_tensors(limit: int):
+def test_files_of_pieces_are_files_of_whole_tensors(limit: int, dtype: torch.dtype):
     made = Made()
-    source = made.source(320)
+    source = made.source(320, dtype)
     chunks = [
         data for found in byte_rounds(source, source.shapes, limit=limit, copied=True) for _, data in found
     ]
-    whole = [TENSORS[name].contiguous().view(torch.uint8).flatten().numpy() for name in made.source(1).shapes]
+    whole = [
+        TENSORS[name].contiguous().to(dtype).view(torch.uint8).flatten().numpy()
+        for name in made.source(1).shapes
+    ]
     assert np.array_equal(np.concatenate(chunks), np.concatenate(whole))
-    assert made.largest <= 320
+    assert made.largest <= 320 * (4 // dtype.itemsize)
+
+
+def test_a_folder_has_the_numbers_of_another_format(tmp_path: Path):
+    write_weights(Made().source(320, torch.bfloat16), tmp_path)
+    found = read_tensors(tmp_path)
+    assert found.keys() == TENSORS.keys()
+    for name, value in TENSORS.items():
+        assert found[name].dtype == torch.bfloat16
+        assert torch.equal(found[name], value.to(torch.bfloat16)), name
+
+
+def test_pieces_are_what_is_made_also_of_what_was_in_a_narrower_format_in_between():
+    value = torch.linspace(0, 1, 40).view(8, 5)
+    lost = LazyTensor.of(value).to(torch.bfloat16).to(torch.float32)
+    assert torch.equal(torch.cat(list(lost.pieces(40))), lost.make())
+    assert torch.equal(lost.make(), value.to(torch.bfloat16).float())
+    again = lost.to(torch.float16)
+    assert torch.equal(torch.cat(list(again.pieces(40))).to(torch.float16), again.make())
 
 
 def test_ranks_whose_bytes_nobody_wants_make_the_same_pieces_at_the_same_time():

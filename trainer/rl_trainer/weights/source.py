@@ -64,10 +64,13 @@ class LazyTensor:
         return cls(tensor.dtype, tuple(tensor.shape), lambda: tensor, shared=can_be_shared(tensor))
 
     def to(self, dtype: torch.dtype) -> LazyTensor:
-        """In another number format; numbers that are whole stay as they are."""
+        """In another number format; numbers that are whole stay as they are. Of one that is in another one already,
+        what `make` makes is converted: it may have lost bits that the first one had."""
         if not self.dtype.is_floating_point or dtype == self.dtype:
             return self
-        return LazyTensor(dtype, self.shape, lambda: self.make().to(dtype), wide=self)
+        return LazyTensor(
+            dtype, self.shape, lambda: self.make().to(dtype), wide=self if self.wide is None else None
+        )
 
     def pieces(self, limit: int) -> Iterator[Tensor]:
         """All of it, in pieces of at most `limit` bytes or one row where its rows can be made, else in one; in one as well

@@ -47,11 +47,10 @@ def byte_rounds(
     """
     sizes, found, room = source.sizes(), list[Piece](), limit
     for name, tensor in source.items():
-        size, at = (
-            tensor.nbytes or sizes[name],
-            0,
-        )  # what stands for a whole tensor on ranks that make none has no bytes
-        data = (host_copy if copied else host_bytes)(tensor) if name in wanted else None
+        dtype, _ = source.shapes[name]
+        # What stands for a whole tensor on ranks that make none has no numbers.
+        size, at = tensor.numel() * dtype.itemsize or sizes[name], 0
+        data = (host_copy if copied else host_bytes)(tensor.to(dtype)) if name in wanted else None
         while at < size:
             count = min(room, size - at)
             if data is not None:
