@@ -8,7 +8,9 @@ from pathlib import Path
 from platform import release
 from tempfile import NamedTemporaryFile
 
+import numpy as np
 import pytest
+from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from rl_trainer.flow import ray_store, store_pages
 from rl_trainer.flow.store_pages import forget_store_pages, recall_store_pages, shared_bytes, store_mappings
@@ -100,6 +102,26 @@ def test_the_place_is_recalled_that_came_next_the_last_time(monkeypatch: pytest.
     places.recall()
     assert len(recalled) == 3
     assert not places.known
+
+
+@pytest.mark.parametrize("error", [GetTimeoutError("late"), ObjectLostError("0" * 56, None, "")])
+def test_weights_are_published_though_nobody_knows_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    waited: list[float] = []
+
+    def get(reference: object, timeout: float) -> object:
+        waited.append(timeout)
+        raise error
+
+    monkeypatch.setattr(ray_store, "forget_store_pages", lambda keep: 1)
+    monkeypatch.setattr(ray_store.ray, "put", lambda value: "a reference")
+    monkeypatch.setattr(ray_store.ray, "get", get)
+    store = ray_store.RayStore()
+    assert store.put(np.zeros(8)) == "a reference"
+    assert store.put_bytes == 64
+    assert len(waited) == 1 and waited[0] <= 1.0, "it waits no longer for what only saves time"
+    assert not store._places.known
 
 
 def test_without_a_list_of_mappings_nothing_happens(tmp_path: Path):

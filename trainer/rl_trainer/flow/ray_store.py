@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayError
 
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages, recall_store_pages
 
-# What this process has put is here already.
-_AT_ONCE = 60.0
+# What this process has put is here already, and where it is only saves time.
+_AT_ONCE = 1.0
 # Blocks of a few versions of the largest models.
 _MOST_PLACES = 1 << 16
 
@@ -84,8 +84,11 @@ class _Places:
 
 
 def _place_of(reference: ray.ObjectRef[Any]) -> int:
-    """Address of the array of a block of weights; 0 of other things."""
-    array = getattr(ray.get(reference, timeout=_AT_ONCE), "block", None)
+    """Address of the array of a block of weights; 0 of other things, and where Ray does not say."""
+    try:
+        array = getattr(ray.get(reference, timeout=_AT_ONCE), "block", None)
+    except RayError:
+        return 0
     return int(array.ctypes.data) if isinstance(array, np.ndarray) else 0
 
 
