@@ -67,9 +67,11 @@ class Stage(Worker):
         epoch = ray.get(self._leases.claim.remote(self.name, [self.device_name], 60.0), timeout=70)
         try:
             with self.spans.span("work", device=self.device_name):
-                self.onload()
-                yield
-                self.offload()
+                try:
+                    self.onload()
+                    yield
+                finally:  # whoever has the device next finds its memory free, also after an error
+                    self.offload()
         finally:
             ray.get(self._leases.give_back.remote(self.name, epoch), timeout=60)
 
@@ -97,7 +99,8 @@ class Learner(Stage):
 
     def learn(self, count: int, answers: Channel) -> int:
         """The gradient of `count` groups: a sum, so that it does not matter who learns from which of them, and when."""
-        gradient, most = 0, count if self._shared else PART  # or it would change hands for each part
+        # Where it is shared all at once, or it would change hands for each part.
+        gradient, most = 0, max(1, count) if self._shared else PART
         for begin in range(0, count, most):
             size = min(most, count - begin)
             part = answers.get_many(size, 60, least=size)  # who waits for data holds no device
