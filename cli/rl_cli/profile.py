@@ -156,7 +156,7 @@ def operations(profile: RunProfile, spec: RunSpec) -> list[str]:
     ] if seconds and read else []  # fmt: skip
     answer, prompt = round(profile.mean_length), round(profile.prompt_tokens)
     group = [answer] * profile.group_size
-    trained = learning_operations(spec, shape, group, [prompt + answer] * profile.group_size)
+    trained = learning_operations(spec, shape, group, [prompt + answer] * profile.group_size, prompt)
     per_token = trained / (sum(group) + prompt * profile.group_size)
     rows += [
         ("learning", f"{_rate(per_token / (learner.beta + learner.log_prob + learner.value))} of a rank")

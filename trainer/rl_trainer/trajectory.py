@@ -64,6 +64,7 @@ class Group:
         version: the weights when it was admitted; the buffer sets it.
         payload: `pack` of the trajectories, or where the buffer keeps that.
         issue: of the ticket that it was sampled for; None: of the one that its sampler has now.
+        prompt_length: tokens before the first one that was sampled, which all of them begin with; 0: not known.
     """
 
     group_id: int
@@ -77,6 +78,7 @@ class Group:
     version: int = -1
     payload: Any = b""
     issue: int | None = None
+    prompt_length: int = 0
 
     @classmethod
     def of(
@@ -100,6 +102,7 @@ class Group:
             spans=list(spans),
             payload=pack(members),
             issue=issue,
+            prompt_length=min((int(one.mask.argmax()) for one in members if one.mask.any()), default=0),
         )
 
     def trajectories(self, payload: Any) -> list[Trajectory]:

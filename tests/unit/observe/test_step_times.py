@@ -1,6 +1,6 @@
 import pytest
 
-from rl_trainer.observe.step_times import rates, step_times, turns, uncovered, use
+from rl_trainer.observe.step_times import computing_seconds, rates, step_times, turns, uncovered, use
 from rl_trainer.observe.timeline import MEASURED, Span
 
 
@@ -70,9 +70,19 @@ def test_operations_per_second_are_those_of_one_actor_while_it_computes():
         Span("learner 0", "train", 6.0, 8.0),
         Span("learner 1", "train", 6.0, 7.0),
     ]
-    assert rates(spans, {"sampler": 10e9, "learner": 8e9}) == {"sampler_flops": 2e9, "learner_flops": 2e9}
-    assert rates(spans, {"learner": 8e9}) == {"learner_flops": 2e9}, "a server decodes"
-    assert rates(spans[:3], {"sampler": 10e9, "learner": 8e9}) == {"sampler_flops": 2e9}
+    seconds = computing_seconds(spans)
+    assert seconds == {"sampler": 5.0, "learner": 4.0}
+    both = {"sampler": 10e9, "learner": 8e9}
+    assert rates([(both, seconds)]) == {"sampler_flops": 2e9, "learner_flops": 2e9}
+    assert rates([({"learner": 8e9}, seconds)]) == {"learner_flops": 2e9}, "a server decodes"
+    assert rates([(both, computing_seconds(spans[:3]))]) == {"sampler_flops": 2e9}
+    assert rates([({}, seconds)]) == rates([]) == {}
+
+
+def test_groups_that_ended_together_may_be_trained_on_in_several_steps():
+    """Two groups of 8 seconds, of which the first one to come has all spans: one step each."""
+    steps = [({"sampler": 8e9}, {"sampler": 8.0}), ({"sampler": 8e9}, {"sampler": 0.0})]
+    assert rates(steps) == {"sampler_flops": 2e9}
 
 
 def test_turns_are_those_of_every_group():

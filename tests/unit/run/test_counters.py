@@ -3,13 +3,18 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
+from model_configs import MODELS
 
 from rl_api import RunSpec
 from rl_api.errors import TrainingDiverged
+from rl_api.sizes.operations import forward_operations
+from rl_api.sizes.shape import model_shape
 from rl_trainer.observe.metrics import StepRecord
 from rl_trainer.observe.timeline import Span
-from rl_trainer.run.counters import Counters
+from rl_trainer.run.counters import Counters, operations
+from rl_trainer.trajectory import Group, Trajectory
 
 SPEC = RunSpec.model_validate(
     {
@@ -117,3 +122,37 @@ def test_shares_of_time_that_samplers_and_learners_work() -> None:
     for _ in range(20):  # steps that were long ago do not count; what was made before its step began does
         counters.saw_step(1.0, 0.5, 1, [Span("sampler 0", "generate", 0.0, 3.0)])
     assert counters.busy == (1.0, 0.0)
+
+
+def test_operations_per_second_are_those_of_the_last_steps() -> None:
+    counters = Counters()
+    assert counters.rates == {}
+    counters.saw_step(1.0, 0.5)
+    assert counters.rates == {}, "a program of the user's says nothing of operations"
+    decoded = [Span("sampler 0", "generate", 0.0, 8.0)]
+    for _ in range(2):  # two groups that ended together: the spans are with the first
+        counters.saw_step(1.0, 0.5, 1, decoded, {"sampler": 8e9})
+        counters.saw_step(1.0, 0.5, 1, [], {"sampler": 8e9})
+        assert counters.rates["sampler_flops"] == pytest.approx(2e9)
+    for _ in range(20):
+        counters.saw_step(1.0, 0.5, 1, decoded, {"sampler": 8e9})
+    assert counters.rates == {"sampler_flops": pytest.approx(1e9)}
+
+
+def test_operations_of_a_dialogue_have_what_tools_said_in_each_answer() -> None:
+    shape = model_shape(MODELS["Qwen2.5-7B"])
+    mask = np.array([False] * 4 + [True] * 3 + [False] * 5 + [True] * 3)
+    one = Trajectory(
+        np.zeros(15, np.int32), mask, log_probs=np.zeros(6, np.float32), versions=np.zeros(6, np.int32)
+    )
+    none = Trajectory(
+        np.zeros(15, np.int32),
+        mask & False,
+        log_probs=np.zeros(0, np.float32),
+        versions=np.zeros(0, np.int32),
+    )
+    group = Group.of(0, [one, none, one])
+    assert group.prompt_length == 4
+    assert Group.load(json.loads(json.dumps(group.dump())), b"").prompt_length == 4
+    found = operations(SPEC, shape, [group])
+    assert found["sampler"] == forward_operations(shape, [6, 0, 6], [15] * 3, 4)

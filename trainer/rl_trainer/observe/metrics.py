@@ -106,7 +106,7 @@ class StepRecord:
     sampler_cpus: float = _shown("use/sampler_cpus", "Processor cores in use by a sampler")
     learner_cpus: float = _shown("use/learner_cpus", "Processor cores in use by a learner")
     driver_cpus: float = _shown("use/driver_cpus", "Processor cores in use by the driver")
-    # Floating-point operations per second of one actor of the role, while it decodes or learns.
+    # Floating-point operations per second of one actor of the role, while it decodes or learns; mean over the last 20 steps.
     sampler_flops: float = _shown("use/sampler_flops", "Operations per second of a sampler while it decodes")
     learner_flops: float = _shown("use/learner_flops", "Operations per second of a learner while it learns")
     # Most memory of any actor of the role so far, of the learner's GPU where it has one.
@@ -117,8 +117,8 @@ class StepRecord:
     answers_bytes: float = _shown("use/answers_bytes", "Bytes of answers trained on in the last step")
     # Mean over the samplers that took new weights: bytes that each read of them.
     received_bytes: float = _shown("use/received_bytes", "Bytes of weights that a sampler has read")
-    # In the object stores of all nodes together when the step ended, or up to two seconds before.
-    store_bytes: float = _shown("use/store_bytes", "Bytes in Ray's object store")
+    # Primary copies in the object stores of all nodes together when the step ended, or up to two seconds before.
+    store_bytes: float = _shown("use/store_bytes", "Bytes of primary copies in Ray's object store")
     groups_trained: int = 0  # groups trained on since the start of the run
     # Groups dropped since the start of the run, by reason.
     groups_dropped: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -54,17 +54,31 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
     }
 
 
-def rates(spans: Iterable[Span], operations: Mapping[str, float]) -> dict[str, float]:
-    """Operations per second of one actor of a role while it computes, by field of `StepRecord`; none of roles that did not.
-
-    `operations`: floating-point operations of a step by role, of all its actors together.
-    """
+def computing_seconds(spans: Iterable[Span]) -> dict[str, float]:
+    """Seconds by role in which its actors decoded, or learned, all of them together."""
     seconds = dict.fromkeys(_COMPUTING, 0.0)
     for span in spans:
         role = span.actor.split(" ")[0]
         if span.name in _COMPUTING.get(role, ()):
             seconds[role] += span.end - span.start
-    return {f"{role}_flops": done / seconds[role] for role, done in operations.items() if seconds[role] > 0}
+    return seconds
+
+
+def rates(steps: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> dict[str, float]:
+    """Operations per second of one actor of a role while it computes, by field of `StepRecord`; none of roles that did not.
+
+    Over several steps, as groups that an engine ends together bring their sampler's seconds with the first of them, and may
+    be trained on in different steps.
+
+    `steps`: of each, by role, floating-point operations of all its actors together, and `computing_seconds`.
+    """
+    done: dict[str, float] = defaultdict(float)
+    took: dict[str, float] = defaultdict(float)
+    for operations, seconds in steps:
+        for role, count in operations.items():
+            done[role] += count
+            took[role] += seconds.get(role, 0.0)
+    return {f"{role}_flops": count / took[role] for role, count in done.items() if took[role] > 0}
 
 
 def busy_seconds(spans: Iterable[Span]) -> tuple[float, float]:

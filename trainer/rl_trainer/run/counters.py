@@ -19,7 +19,7 @@ from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.learner.results import UpdateResult
 from rl_trainer.observe.metrics import FIELDS, StepRecord
-from rl_trainer.observe.step_times import busy_seconds, rates, step_times, turns, use
+from rl_trainer.observe.step_times import busy_seconds, computing_seconds, rates, step_times, turns, use
 from rl_trainer.observe.timeline import Span
 from rl_trainer.run.replan import placement_status
 from rl_trainer.trajectory import Group, packed_bytes
@@ -49,6 +49,10 @@ class Counters:
     _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
     # Of the same steps: sampler seconds that there were, and those that samplers and learners worked.
     _work: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
+    # Of the same steps, by role: floating-point operations, and the seconds that they took.
+    _computed: deque[tuple[Mapping[str, float], Mapping[str, float]]] = field(
+        default_factory=lambda: deque(maxlen=_PACE_STEPS)
+    )
 
     @property
     def elapsed(self) -> float:
@@ -98,11 +102,25 @@ class Counters:
                 "or algorithm.gradientClip, look for extreme rewards, and go on from the last checkpoint with --resume"
             )
 
-    def saw_step(self, seconds: float, reward: float, samplers: int = 0, spans: Sequence[Span] = ()) -> None:
-        """Remembers pace and reward of the step that ended, and how many samplers and what `spans` it had."""
+    def saw_step(
+        self,
+        seconds: float,
+        reward: float,
+        samplers: int = 0,
+        spans: Sequence[Span] = (),
+        operations: Mapping[str, float] | None = None,
+    ) -> None:
+        """Remembers pace and reward of the step that ended, how many samplers and what `spans` it had, and how many
+        floating-point `operations` it took by role; None: not known."""
         self._paces.append(seconds)
         self._work.append((samplers * seconds, *busy_seconds(spans)))
+        self._computed.append((operations or {}, computing_seconds(spans)))
         self.rewards.append(reward)
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Operations per second of one actor of a role, over the last steps, by field of `StepRecord`."""
+        return rates(self._computed)
 
     @property
     def busy(self) -> tuple[float | None, float | None]:
@@ -172,7 +190,8 @@ def step_record(
     `counters` and `buffer`'s metrics are those after the step, `spans` those of all actors in it. `shape`: of the model;
     None: not known, and nothing is said of operations.
     """
-    counters.saw_step(wall_seconds, rewards.reward_mean, len(buffer["samplers"]), spans)
+    done = None if shape is None else operations(spec, shape, batch.groups)
+    counters.saw_step(wall_seconds, rewards.reward_mean, len(buffer["samplers"]), spans, done)
     version = (counters.step - 1) // spec.weight_sync.every_steps
     lengths = [length for group in batch.groups for length in group.lengths]
     staleness = [version - group.min_version for group in batch.groups]
@@ -181,7 +200,7 @@ def step_record(
         **{name: value for name, value in update.metrics.items() if name in FIELDS},
         **step_times(spans),
         **use(spans),
-        **rates(spans, {} if shape is None else operations(spec, shape, batch.groups)),
+        **counters.rates,
         step=counters.step,
         time=time.time(),
         wall_seconds=wall_seconds,
@@ -216,7 +235,7 @@ def step_record(
 
 def operations(spec: RunSpec, shape: ModelShape, groups: Sequence[Group]) -> dict[str, float]:
     """Floating-point operations of a step by role; where a server decodes, only what learners do."""
-    sizes = [(group.lengths, group.total_lengths) for group in groups]
+    sizes = [(group.lengths, group.total_lengths, group.prompt_length) for group in groups]
     found = {"learner": sum(learning_operations(spec, shape, *one) for one in sizes)}
     if spec.sampler.engine != "endpoint":
         found["sampler"] = sum(forward_operations(shape, *one) for one in sizes)
