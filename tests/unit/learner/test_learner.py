@@ -17,6 +17,8 @@ from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import ValueTargets
 from rl_trainer.learner.batch import collate
 from rl_trainer.learner.rank import Learner, MiniBatch
+from rl_trainer.learner.sources import weight_source
+from rl_trainer.model.folder import read_tensors, write_weights
 from rl_trainer.model.resolve import resolve_model
 from rl_trainer.trajectory import Trajectory
 
@@ -260,3 +262,14 @@ def test_kl_is_measured_against_the_policy_that_reinforcement_started_from(folde
     second = learner.update([MiniBatch(batch, denominators(batch))])
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     assert second.metrics["kl"] > 1e-4
+
+
+def test_weights_are_written_in_the_number_format_that_is_asked_for(folder: Path, tmp_path: Path):
+    learner = Learner(folder, spec())
+    expected = {name: one.make() for name, one in learner.model.hf_tensors().items()}  # type: ignore[operator]
+    write_weights(weight_source(learner, torch.bfloat16), tmp_path)
+    found = read_tensors(tmp_path)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == torch.bfloat16
+        assert torch.equal(found[name], value.to(torch.bfloat16)), name
