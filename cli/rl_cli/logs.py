@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rl_api.printable import printable_lines
+from rl_api.task import WORKERS, role_of
 from rl_cli.execute import CommandFailed, execute
 from rl_cli.failures import ClusterError
 from rl_cli.options import Subparsers, add_cluster_options, add_name, connect, new_parser
@@ -30,9 +31,9 @@ _NOTHING_YET: Final = 3
 
 _DESCRIPTION: Final = """\
 Show what a run wrote. --role driver (the default) is the training itself: its steps, warnings and the error that it
-ended with. sampler and learner are the actors of that role; head is the pod of driver and buffer. With --pod it is
-what the pods themselves wrote: how Ray started, also in pods that have ended. Logs go with their pods; why an
-attempt ended stays in the run's status (rltrain watch)."""
+ended with. sampler, learner, simulator and reward-model are the actors of that role; head is the pod of driver
+and buffer. With --pod it is what the pods themselves wrote: how Ray started, also in pods that have ended. Logs go
+with their pods; why an attempt ended stays in the run's status (rltrain watch)."""
 
 _EXAMPLES: Final = """\
   rltrain logs arithmetic
@@ -48,7 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_name(parser)
     parser.add_argument(
         "--role",
-        choices=("driver", "head", "sampler", "learner"),
+        choices=("driver", "head", "sampler", "learner", *map(role_of, WORKERS)),
         default="driver",
         help="whose log (default: driver)",
     )

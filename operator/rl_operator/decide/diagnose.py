@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from rl_api.paths import Path, render_path
 from rl_api.printable import printable
 from rl_operator.decide.shortage import short_of, short_role, waits_for_others
-from rl_operator.model.names import CODE_CONTAINER, HEAD, SAMPLER
+from rl_operator.model.names import CODE_CONTAINER, HEAD, SAMPLER, TASK_WORKERS
 from rl_operator.model.seen import Container, Event, Pod, Ray, World
 from rl_operator.plan.effective import CHECKPOINT_CLAIM, WEIGHTS_CLAIM, Effective
 from rl_operator.plan.roles import Role
@@ -228,6 +228,8 @@ def _memory_of_service(role: str) -> str:
 
 
 def _memory_advice(role: str) -> str:
+    if role in TASK_WORKERS:
+        return f"raise {TASK_WORKERS[role]}.memory"
     return {
         "sampler": "raise sampler.resources.memory, or lower sampler.maxSequences or sampler.maxNewTokens",
         "learner": "lower learner.tokensPerMicroBatch or ask your platform team for a pool with more memory",
@@ -371,15 +373,14 @@ def no_quota(refusal: str) -> Diagnosis | None:
     return Diagnosis("QuotaExceeded", f"a quota of this namespace is used up: {one_line(named, 300)}")
 
 
-def dead_pod(world: World, attempt: int) -> Diagnosis | None:
-    """The pod of an attempt whose end explains the attempt's: killed for its memory, or with its node."""
+def dead_pods(world: World, attempt: int) -> Iterator[Diagnosis]:
+    """The pods of an attempt whose end may explain the attempt's: killed for their memory, or with their node. The head
+    first."""
     for pod in sorted(world.pods, key=lambda pod: (pod.role != "head", pod.name)):
         if pod.attempt != attempt:
             continue
         # That of the user's code is missed by the driver, which says so itself.
         if any(one.ended == "OOMKilled" for one in pod.containers if one.name != CODE_CONTAINER):
-            return Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
-        taken = _taken_away(pod)
-        if taken is not None:
-            return taken
-    return None
+            yield Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
+        elif (taken := _taken_away(pod)) is not None:
+            yield taken

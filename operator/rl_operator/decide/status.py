@@ -16,7 +16,7 @@ from rl_operator.decide.diagnose import Diagnosis
 from rl_operator.decide.look import Look
 from rl_operator.decide.placement import same_but_measured, with_shared
 from rl_operator.model.names import HEAD, LEARNER, SAMPLER, TASK_WORKERS
-from rl_operator.model.seen import Ray, Reading
+from rl_operator.model.seen import Pod, Ray, Reading
 from rl_operator.plan.effective import Effective, Plan
 from rl_operator.plan.refused import Refused
 
@@ -150,7 +150,7 @@ def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str,
             old[SAMPLER] = RoleStatus(desired=own)
             known.append(SAMPLER)
     for role in (HEAD, LEARNER, SAMPLER, *TASK_WORKERS):
-        if role not in known:
+        if role not in known or (role in TASK_WORKERS and not _has(ray, pods, role)):
             continue
         desired = old[role].desired if role in old else 1
         hosts = _hosts(ray, effective) if role == SAMPLER else 1
@@ -171,6 +171,11 @@ def role_statuses(look: Look, ray: Ray, found: Sequence[Diagnosis]) -> dict[str,
         late = _not_followed(look.plan, both.desired, 1, shared) if both.ready == both.desired else None
         roles[SAMPLER] = both.model_copy(update={"reason": both.reason or late})
     return roles
+
+
+def _has(ray: Ray, pods: Sequence[Pod], role: str) -> bool:
+    """Whether an attempt has pods of a role: one that an older operator made may have no task workers."""
+    return ray.groups is None or role in ray.groups or any(pod.role == role for pod in pods)
 
 
 def _hosts(ray: Ray, effective: Effective | None) -> int:

@@ -77,6 +77,8 @@ class Ray:
     """Kind of the PodGroup that its attempt was made with; empty: none."""
     asked: Asked = NOTHING_ASKED
     """What its pods take."""
+    groups: frozenset[str] | None = None
+    """Names of its worker groups; None: it says of none."""
     samplers: WorkerGroup | None = None
     """Samplers that KubeRay was asked for; None: not known yet."""
 

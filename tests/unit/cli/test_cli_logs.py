@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from rl_cli.execute import outcome, refused
 from rl_cli.logs import command_of, merged, one_after_another, split
 from rl_cli.pods import name_of, newest, running
 from rl_cli.report import is_folder, where_it_is
+from rl_operator.model.names import TASK_WORKERS
 
 
 def pod(name: str, role: str, attempt: str, **more: Any) -> dict[str, Any]:
@@ -38,6 +40,13 @@ def test_a_pod_on_its_way_out_runs_no_commands() -> None:
     assert running(pod("a", "head", "1"))
     assert not running(pod("a", "head", "1", deletionTimestamp="2026-01-01T00:00:00Z"))
     assert not running(pod("a", "head", "1") | {"status": {"phase": "Pending"}})
+
+
+def test_each_role_with_pods_has_logs() -> None:
+    parser = argparse.ArgumentParser()
+    logs.add_parser(parser.add_subparsers())
+    for role in ("head", "sampler", "learner", *TASK_WORKERS):
+        assert parser.parse_args(["logs", "sums", "--role", role]).role == role
 
 
 @pytest.fixture

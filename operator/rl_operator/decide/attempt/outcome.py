@@ -8,7 +8,7 @@ from typing import Final
 
 from rl_api.errors import INVALID_INPUT, REWARD_FAILED
 from rl_api.progress import Attempt, RunStatus
-from rl_operator.decide.diagnose import dead_pod, exit_code, failure_sentence, memory_sentence, one_line
+from rl_operator.decide.diagnose import dead_pods, exit_code, failure_sentence, memory_sentence, one_line
 from rl_operator.model.names import REPLACED
 from rl_operator.model.seen import Ray, World
 
@@ -84,13 +84,11 @@ def _failed(world: World, ray: Ray) -> Outcome:
         return Outcome("RewardFailed", failure_sentence(ray.message), mendable=False)
     if code in _SIGNALLED:
         return Outcome(INTERRUPTED, "the driver was told to stop")
-    dead = dead_pod(world, ray.attempt)
-    # Attempts survive lost samplers and workers of the task: what became of one is no reason for an end that is not about
-    # these.
-    if dead is not None and (
-        dead.role not in REPLACED or dead.role.replace("-", " ") in failure_sentence(ray.message)
-    ):
-        return Outcome(dead.reason, dead.message)
+    for dead in dead_pods(world, ray.attempt):
+        # Attempts survive lost samplers and workers of the task: what became of one is no reason for an end that is not
+        # about these.
+        if dead.role not in REPLACED or dead.role.replace("-", " ") in failure_sentence(ray.message):
+            return Outcome(dead.reason, dead.message)
     if ray.reason and ray.reason != "AppFailed":
         return Outcome(ray.reason, one_line(ray.message) or "KubeRay says no more")
     if code is None and "supervisor" in ray.message.lower():
@@ -104,7 +102,7 @@ def _head_lost(world: World, attempt: int) -> Outcome | None:
     head = world.head(attempt)
     if head is not None and head.phase not in ("Failed", "Succeeded"):
         return None
-    dead = dead_pod(world, attempt)
+    dead = next(dead_pods(world, attempt), None)
     if dead is not None and dead.role == "head":
         return Outcome(dead.reason, dead.message)
     where = f" on node {head.node}" if head is not None and head.node else ""

@@ -9,7 +9,7 @@ import pytest
 from operator_worlds import GPU_POOLS, make_plan, make_pod, make_profile, make_ray, make_run
 
 from rl_operator.decide.diagnose import (
-    dead_pod,
+    dead_pods,
     diagnose,
     failure_sentence,
     memory_sentence,
@@ -251,10 +251,9 @@ def test_the_pod_that_explains_an_end() -> None:
         ((sampler, learner), "learner"),
         ((make_pod("head"), sampler), "sampler"),
     ):
-        found = dead_pod(world(*pods), 1)
-        assert found is not None
-        assert found.role == role
-    assert dead_pod(world(make_pod("head"), replace(sampler, attempt=2)), 1) is None
+        assert next(dead_pods(world(*pods), 1)).role == role
+    assert [one.role for one in dead_pods(world(sampler, head, learner), 1)] == ["head", "learner", "sampler"]
+    assert list(dead_pods(world(make_pod("head"), replace(sampler, attempt=2)), 1)) == []
     # The driver goes on, or says itself that it misses it.
     code = make_pod("head", containers=(Container("ray", ready=True), replace(KILLED, name="user-code")))
-    assert dead_pod(world(code), 1) is None
+    assert list(dead_pods(world(code), 1)) == []
