@@ -132,6 +132,8 @@ class NamespaceLimitsSpec(Model):
     """Samplers with pods of their own, of several pods each pod; null: no limit."""
     max_learners: int | None = Field(default=None, ge=1, le=MOST)
     """Learners, whose accelerators `maxAccelerators` bounds; null: no limit."""
+    max_task_workers: int | None = Field(default=None, ge=0, le=MOST)
+    """Simulators and workers of reward models; null: no limit."""
     max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
     """Accelerators; null: no limit."""
     max_ephemeral_storage: Quantity | None = None
@@ -145,6 +147,8 @@ class ProfileLimitsSpec(Model):
     """Samplers, of several pods each pod; null: no limit."""
     max_learners: int | None = Field(default=None, ge=1, le=MOST)
     """Learners, whose accelerators `maxAccelerators` bounds; null: no limit."""
+    max_task_workers: int | None = Field(default=None, ge=0, le=MOST)
+    """Simulators and workers of reward models (`task.simulators`, `task.rewardModel`) together; null: no limit."""
     max_accelerators: int | None = Field(default=None, ge=0, le=MOST)
     """Accelerators; null: no limit."""
     max_ephemeral_storage: Quantity | None = None

@@ -88,6 +88,9 @@ class SimulatorsSpec(Model):
     """Memory of each, besides what Ray takes in its pod; on one machine it is not looked at."""
     pools: WorkerPools = ()
     """Node pools of their pods, the most wanted first; none: the head's. Only on a cluster."""
+    ephemeral_storage: Quantity | None = None
+    """Most that each keeps on its node's disk; null: what its pool says, otherwise at most 5Gi. Only on a
+    cluster."""
     timeout: PositiveDuration = Duration(60)
     """Deadline of one call of an environment: one that hangs is replaced, and the others go on where they were."""
 
@@ -119,6 +122,9 @@ class RewardModelSpec(Model):
     """Memory of each, besides what Ray takes in its pod; on one machine it is not looked at."""
     pools: WorkerPools = ()
     """Node pools of their pods, the most wanted first; none: the head's. Only on a cluster."""
+    ephemeral_storage: Quantity | None = None
+    """Most that each keeps on its node's disk; null: what its pool says, otherwise at most 20Gi. Only on a
+    cluster."""
     batch_size: int = Field(default=16, ge=1, le=4096)
     """Most completions of one forward pass."""
     timeout: PositiveDuration = Duration(60)

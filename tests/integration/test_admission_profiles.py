@@ -27,6 +27,7 @@ SPEC: dict[str, Any] = {
     "checkpoint": {"storage": {"persistentVolumeClaim": "ckpt"}},
 }
 PROGRAM: dict[str, Any] = {"kind": "command", "command": ["python"]}
+GAME: dict[str, Any] = {"environment": "tool-use", "name": "calculator", "rewards": [{"rule": "model"}]}
 PROFILE: dict[str, Any] = {
     "pools": [{"name": "cpu"}],
     "images": {"cpu": "platform:1"},
@@ -36,7 +37,13 @@ PROFILE: dict[str, Any] = {
         "scheduling": {"priorityClass": "default-class"},
         "checkpoint": {"storage": {"s3": "s3://given"}},
     },
-    "limits": {"maxSamplers": 4, "maxLearners": 2, "maxDuration": "90m", "maxPreemptionGracePeriod": "5m"},
+    "limits": {
+        "maxSamplers": 4,
+        "maxLearners": 2,
+        "maxTaskWorkers": 3,
+        "maxDuration": "90m",
+        "maxPreemptionGracePeriod": "5m",
+    },
     "allow": {
         "namespaces": {
             "matchLabels": {"tenant": "a"},
@@ -161,7 +168,7 @@ def user(admission: KubeApi) -> tuple[str, str]:
 def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) -> None:
     # Which expressions do not fit the types is said in its status by a controller, where one runs; here each is evaluated.
     policy = admission.get("validatingadmissionpolicy", "rltrain-profiles")
-    assert len(policy["spec"]["validations"]) == 19
+    assert len(policy["spec"]["validations"]) == 20
     assert policy["spec"]["failurePolicy"] == "Fail"
 
 
@@ -220,6 +227,14 @@ def test_the_api_server_finds_nothing_wrong_with_the_policy(admission: KubeApi) 
         ),
         ({"learner": {"replicas": 4}}, "spec.learner.replicas: found 4, allowed: at most 2, the limit of profile strict"),
         (
+            {"task": GAME | {"simulators": {"replicas": 2}, "rewardModel": {"source": "tiny", "replicas": 2}}},
+            "spec.task: found 4 task workers (simulators: 2, rewardModel: 2), allowed: at most 3, the limit of profile",
+        ),
+        (
+            {"task": GAME | {"rewardModel": {"source": "tiny", "replicas": 4}}},
+            "spec.task: found 4 task workers (rewardModel: 4), allowed: at most 3, the limit of profile strict",
+        ),
+        (
             {"stop": {"maxDuration": "2h"}},
             "spec.stop.maxDuration: found 2h, allowed: at most 90m, the limit of profile strict",
         ),
@@ -264,6 +279,8 @@ def test_it_is_refused_with_the_operators_sentence(
         {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"url": "http://inference.serving:8000/"}}},
         {"sampler": {"engine": "endpoint", "endpoint": SERVER | {"url": "http://[fd00::8]:8000"}}},
         {"sampler": {"replicas": 4}, "learner": {"replicas": 2}, "stop": {"maxDuration": "1h30m"}},
+        {"task": GAME | {"simulators": {"replicas": 2}, "rewardModel": {"source": "tiny"}}},
+        {"task": GAME | {"rewardModel": {"source": "tiny", "replicas": 4}}, "trainer": PROGRAM},
         {"stop": {"maxDuration": 5400}, "scheduling": {"preemptionGracePeriod": 300}},
     ],
 )

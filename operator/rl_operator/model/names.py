@@ -61,6 +61,7 @@ STATUS_PORT: Final = "status"
 HEAD, SAMPLER, LEARNER = "head", "sampler", "learner"
 
 SIMULATOR: Final = role_of("simulator")
+REWARD_MODEL: Final = role_of("reward model")
 
 TASK_WORKERS: Final = {role_of(kind): f"task.{field}" for kind, field in WORKERS.items()}
 """Roles of workers of the task, and where in a spec each is described."""

@@ -16,6 +16,7 @@ class Needs:
     accelerators: int = 0
     storage: int = 0
     """Bytes of nodes' disks."""
+    task_workers: int = 0
 
     def __add__(self, other: Needs) -> Needs:
         return Needs(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))

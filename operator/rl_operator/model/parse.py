@@ -23,6 +23,7 @@ from rl_operator.model.names import (
     ROLE_LABEL,
     SAMPLER,
     STATUS_PORT,
+    TASK_WORKERS,
 )
 from rl_operator.model.needs import Asked, Needs
 from rl_operator.model.seen import CORDONED, Container, Event, Live, Pod, Ray, WorkerGroup
@@ -93,6 +94,7 @@ def parse_ray(document: Mapping[str, Any]) -> Ray:
         profile=str(said.get(PROFILE_ANNOTATION) or ""),
         pod_group=str(said.get(GANG_ANNOTATION) or "") if said.get(GANG_ANNOTATION) in _POD_GROUPS else "",
         asked=_asked(rays),
+        groups=frozenset(str(group.get("groupName")) for group in rays.get("workerGroupSpecs") or ()) or None,
         samplers=parse_group(document) if kind == "RayCluster" else None,
     )
 
@@ -114,8 +116,9 @@ def _asked(spec: Mapping[str, Any]) -> Asked:
         if group.get("groupName") == SAMPLER:
             asked = replace(asked, sampler=Needs(samplers=1) + pod, most=count)
         else:
-            learner = group.get("groupName") == LEARNER
-            asked = replace(asked, fixed=asked.fixed + (Needs(learners=int(learner)) + pod).times(count))
+            name = group.get("groupName")
+            one = Needs(learners=int(name == LEARNER), task_workers=int(name in TASK_WORKERS))
+            asked = replace(asked, fixed=asked.fixed + (one + pod).times(count))
     return asked
 
 

@@ -190,6 +190,8 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
         **{"secrets": [], "isolation": "shared", "resources": None},
         **{"dataset": None, "onLongPrompt": "drop", "simulators": None, "rewardModel": None},
     },
+    ("task", "simulators"): {"pools": [], "ephemeralStorage": None},
+    ("task", "rewardModel"): {"pools": [], "ephemeralStorage": None},
     ("sampler",): {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},
         **{"quantization": "none", "endpoint": None, "podsPerReplica": 1},
@@ -214,7 +216,8 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
 _LATER_OF_PROFILES: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
     (): {"gang": None},
     ("allow",): {"workloadPriorityClasses": [], "endpoints": []},
-    ("limits",): {"maxPreemptionGracePeriod": None},
+    ("limits",): {"maxPreemptionGracePeriod": None, "maxTaskWorkers": None},
+    ("limits", "perNamespace"): {"maxTaskWorkers": None},
 }
 """The same of a profile."""
 

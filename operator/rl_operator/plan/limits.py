@@ -10,7 +10,7 @@ from rl_api.paths import Path
 from rl_api.problems import Problem
 from rl_api.profile import NamespaceLimitsSpec, ProfileSpec
 from rl_api.run import RunSpec
-from rl_operator.model.names import HEAD, LEARNER, SAMPLER, field_of
+from rl_operator.model.names import HEAD, LEARNER, SAMPLER, TASK_WORKERS, field_of
 from rl_operator.model.needs import NOTHING, Needs
 from rl_operator.plan.roles import Role
 
@@ -70,6 +70,18 @@ def over_limits(title: str, profile: ProfileSpec, spec: RunSpec, roles: Sequence
             found = _pods(role) if role is not None and not guests else str(count)
             sentence = f"found {found}, allowed: at most {limit}, the limit of {title}"
             yield Problem(("spec", name, "replicas"), sentence)
+    workers = {
+        TASK_WORKERS[role.name].rpartition(".")[2]: role.replicas
+        for role in roles
+        if role.name in TASK_WORKERS
+    }
+    if limits.max_task_workers is not None and sum(workers.values()) > limits.max_task_workers:
+        shares = ", ".join(f"{name}: {count}" for name, count in workers.items())
+        yield Problem(
+            ("spec", "task"),
+            f"found {sum(workers.values())} task workers ({shares}), allowed: at most {limits.max_task_workers}, "
+            f"the limit of {title}",
+        )
     yield from _together(title, profile, roles)
     longest, asked = limits.max_duration, spec.stop.max_duration
     if longest is not None and asked is not None and asked > longest:
@@ -155,7 +167,7 @@ def limited(limits: NamespaceLimitsSpec, needs: Needs) -> bool:
     """Whether anything of this is limited."""
     most = (
         *(limits.max_runs, limits.max_samplers, limits.max_learners),
-        *(limits.max_accelerators, limits.max_ephemeral_storage),
+        *(limits.max_accelerators, limits.max_ephemeral_storage, limits.max_task_workers),
     )
     return any(limit is not None and found for limit, found in zip(most, astuple(needs), strict=True))
 
@@ -166,6 +178,7 @@ def exceeded(limits: NamespaceLimitsSpec, needs: Needs) -> Iterator[tuple[str, s
         ("runs", needs.runs, limits.max_runs),
         ("samplers", needs.samplers, limits.max_samplers),
         ("learners", needs.learners, limits.max_learners),
+        ("task workers", needs.task_workers, limits.max_task_workers),
         ("accelerators", needs.accelerators, limits.max_accelerators),
     ):
         if most is not None and found > most:

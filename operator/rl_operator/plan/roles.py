@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from rl_api.base import amount
 from rl_api.profile import PoolSpec, ProfileSpec
@@ -12,13 +13,17 @@ from rl_api.roles import ResourcesSpec
 from rl_api.run import RunSpec
 from rl_api.sizes.memory import PROCESS_OVERHEAD
 from rl_api.task import CodeResourcesSpec, role_of
-from rl_operator.model.names import HEAD, LEARNER, SAMPLER, SIMULATOR
+from rl_operator.model.names import HEAD, LEARNER, REWARD_MODEL, SAMPLER, SIMULATOR, TASK_WORKERS
 from rl_operator.model.needs import Needs
 from rl_operator.model.settings import Settings
 from rl_operator.model.workload import NOWHERE, Placed
 from rl_operator.plan.backends import backend_of
 from rl_operator.plan.pools import where
 from rl_operator.plan.topology import Topology, topology_of
+
+_WORKER_DISKS: Final = {SIMULATOR: "5Gi", REWARD_MODEL: "20Gi"}
+"""Most that a task worker's pod keeps on its node's disk, where nobody says: logs and copies, and a model that scores on
+cores alone."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,13 @@ class Role:
         storage = int(amount(self.ephemeral_storage))
         if self.code is not None:
             storage += int(amount(self.code.ephemeral_storage))
-        return Needs(0, self.name == SAMPLER, self.name == LEARNER, self.accelerators, storage)
+        return Needs(
+            samplers=int(self.name == SAMPLER),
+            learners=int(self.name == LEARNER),
+            accelerators=self.accelerators,
+            storage=storage,
+            task_workers=int(self.name in TASK_WORKERS),
+        )
 
     @property
     def wholes(self) -> int:
@@ -123,7 +134,12 @@ def make_roles(
             memory = math.ceil(
                 (amount(workers.memory) + PROCESS_OVERHEAD) / 2**20
             )  # with Ray's own processes
-            asked = ResourcesSpec(cpu=workers.cpu, memory=f"{memory}Mi", accelerators=0)
+            asked = ResourcesSpec(
+                cpu=workers.cpu,
+                memory=f"{memory}Mi",
+                accelerators=0,
+                ephemeral_storage=workers.ephemeral_storage,
+            )
             # Environments are code of the user's, models that score are not.
             own = code if name == SIMULATOR else None
             yield maker.role(name, workers.replicas, 1, asked=asked, code=own)
@@ -211,7 +227,7 @@ class RoleMaker:
             ray_cpus=cores,
             memory=asked.memory or memory,
             accelerators=accelerators if asked.accelerators is None else asked.accelerators,
-            ephemeral_storage=asked.ephemeral_storage or pool.ephemeral_storage or self._disk,
+            ephemeral_storage=asked.ephemeral_storage or pool.ephemeral_storage or self._disk(name),
             cpu_limit=str(cores * settings.cpu_burst),
             # The smaller one, where the run has brought its own.
             trainer_image=image if self.image is None else images.cpu or settings.image_cpu,
@@ -219,8 +235,8 @@ class RoleMaker:
             code=code,
         )
 
-    @property
-    def _disk(self) -> str:
-        """The head handles checkpoints of the models that others have accelerators for."""
+    def _disk(self, name: str) -> str:
+        """The head handles checkpoints of the models that others have accelerators for; task workers do not."""
         large = any(some[0].accelerator is not None for some in self.pools.values())
-        return self.settings.accelerator_ephemeral_storage if large else self.settings.ephemeral_storage
+        disk = self.settings.accelerator_ephemeral_storage if large else self.settings.ephemeral_storage
+        return min(disk, _WORKER_DISKS.get(name, disk), key=amount)

@@ -116,6 +116,10 @@ def test_a_full_profile_is_valid() -> None:
             ],
         ),
         (
+            {"limits": {"maxTaskWorkers": -1}},
+            ["spec.limits.maxTaskWorkers: found -1, allowed: a whole number >= 0 and <= 1000000000 or null"],
+        ),
+        (
             {"limits": {"maxSamplers": 0}},
             ["spec.limits.maxSamplers: found 0, allowed: a whole number >= 1 and <= 1000000000 or null"],
         ),

@@ -25,6 +25,7 @@ WORKERS: list[dict[str, Any]] = [
     {"groupName": "learner", "replicas": 1, "maxReplicas": 1},
     {"groupName": "sampler", "replicas": 3, "maxReplicas": 4},
 ]
+GROUPS = frozenset({"learner", "sampler"})
 ASKED = Asked(Needs(runs=1, learners=1), Needs(samplers=1), 4)
 CONDITIONS = [
     {"type": "HeadPodReady", "status": "True", "message": "ready"},
@@ -71,6 +72,7 @@ def test_a_rayjob_from_its_parts() -> None:
         head_service="sums-2-head",
         status_port=9000,
         asked=ASKED,
+        groups=GROUPS,
     )
 
 
@@ -101,6 +103,7 @@ def test_a_raycluster_from_its_parts() -> None:
         head_service="s",
         status_port=9000,
         asked=ASKED,
+        groups=GROUPS,
         samplers=WorkerGroup("sums-2", "u", "job", 1, 3, 4),
     )
 

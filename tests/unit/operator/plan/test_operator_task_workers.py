@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from operator_worlds import (
     GPU_POOLS,
+    SETTINGS,
     Story,
     all_pods,
     condition,
     container,
     failed_ray,
     groups,
+    kinds,
     make_plan,
     make_pod,
     make_profile,
+    make_run,
     refused,
     running_ray,
 )
 
+from rl_operator.decide.diagnose import out_of_memory
 from rl_operator.model.names import CODE_CONTAINER
+from rl_operator.model.needs import Needs, Others
+from rl_operator.model.parse import parse_ray
 from rl_operator.model.seen import Container, QueuePriority
+from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.limits import needs_of
+from rl_operator.render.raycluster import ray_cluster
+from rl_operator.render.rayjob import ray_job
 from rl_operator.render.workload import run_workload
 
 GAME = {"environment": "tool-use", "name": "calculator", "rewards": [{"rule": "model"}]}
@@ -57,7 +67,88 @@ def test_they_are_counted_with_the_run() -> None:
     pods = {one["name"]: one["count"] for one in run_workload(effective, QueuePriority())["spec"]["podSets"]}
     assert pods == {"head": 1, "learner": 1, "sampler": 1, "simulator": 3, "reward-model": 2}
     more = needs_of(effective.roles).storage - needs_of(make_plan().roles).storage
-    assert more == 5 * effective.role("simulator").pod.storage
+    assert more == (3 * 5 + 2 * 20) * 2**30
+
+
+@pytest.mark.parametrize("render", [ray_job, ray_cluster])
+def test_what_an_attempt_takes_is_read_with_them(render: Any) -> None:
+    effective = make_plan(BOTH)
+    ray = parse_ray(render(effective, 1))
+    assert ray.asked.with_samplers(ray.asked.most) == needs_of(effective.roles)
+    assert (needs_of(effective.roles).task_workers, ray.groups) == (
+        5,
+        {"learner", "sampler", "simulator", "reward-model"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        (
+            {"maxTaskWorkers": 4},
+            "spec.task: found 5 task workers (simulators: 3, rewardModel: 2), allowed: at most 4, the limit of profile "
+            "shared",
+        ),
+        (
+            {"perNamespace": {"maxTaskWorkers": 4}},
+            "spec: found 5 task workers, allowed: at most 4, the limit of profile shared for a namespace",
+        ),
+    ],
+)
+def test_a_profile_limits_them(limits: dict[str, Any], sentence: str) -> None:
+    found = refused(BOTH, make_profile(default=True, limits=limits))
+    assert (found.reason, found.message) == ("LimitExceeded", f"{sentence}. Ask the platform team for more.")
+    most = {"maxTaskWorkers": 5, "perNamespace": {"maxTaskWorkers": 5}}
+    assert make_plan(BOTH, make_profile(default=True, limits=most)).role("simulator").replicas == 3
+    assert make_plan({}, make_profile(default=True, limits={"maxTaskWorkers": 0})).samplers == 2
+
+
+def test_they_wait_for_those_of_others_of_the_namespace() -> None:
+    profile = make_profile(default=True, limits={"perNamespace": {"maxTaskWorkers": 6}})
+    story = Story(BOTH, profiles=[profile])
+    waiting = condition(story.settled(others=Others(Needs(task_workers=2))), "ClusterReady")
+    assert waiting is not None
+    assert waiting[1] == "NamespaceLimit"
+    assert "would have 7 task workers with this one, allowed at once by profile shared: 6;" in waiting[2]
+    assert kinds(story.look(others=Others(Needs(task_workers=1))))[-1] == "RayJob"
+
+
+@pytest.mark.parametrize(
+    ("pool", "said", "expected"),
+    [
+        ({}, {}, ("5Gi", "20Gi")),
+        ({"ephemeralStorage": "30Gi"}, {}, ("30Gi", "30Gi")),
+        ({"ephemeralStorage": "30Gi"}, {"ephemeralStorage": "2Gi"}, ("2Gi", "2Gi")),
+    ],
+)
+def test_they_have_little_disk_unless_somebody_says_more(
+    pool: dict[str, Any], said: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    profile = make_profile(default=True, pools=[GPU_POOLS[0], {"name": "cpu"} | pool])
+    own = {"task": GAME | {"simulators": SIMULATORS | said, "rewardModel": JUDGE | said}}
+    effective = make_plan(own, profile)
+    found = tuple(effective.role(name).ephemeral_storage for name in ("simulator", "reward-model"))
+    assert found == expected
+    less = plan(make_run(BOTH), [], replace(SETTINGS, ephemeral_storage="3Gi"))
+    assert isinstance(less, Effective)
+    assert less.role("simulator").ephemeral_storage == "3Gi"
+
+
+def test_that_there_are_pools_and_disks_for_them_makes_no_other_run() -> None:
+    """Pinned values: what an older version has begun is the same run for the next."""
+    assert (
+        make_plan({"task": GAME | {"rewards": [{}], "simulators": SIMULATORS}}).digest == "aa13c2b918cec5c0"
+    )
+    assert make_plan(judged()).digest == "f065272bdc547923"
+    assert make_plan(judged(ephemeralStorage="9Gi")).digest != "f065272bdc547923"
+    plain = make_profile(default=True)
+    limits = ({"maxTaskWorkers": 9}, {"perNamespace": {"maxTaskWorkers": 9}})
+    digests = {
+        make_plan({}, one).profile_digest
+        for one in (plain, *(make_profile(default=True, limits=some) for some in limits))
+    }
+    assert len(digests) == 3
+    assert make_plan({}, plain).profile_digest == "51bedbfad8b38c03"
 
 
 def test_a_program_of_the_users_has_none_of_them() -> None:
@@ -130,6 +221,17 @@ def test_the_status_counts_them() -> None:
     assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
 
 
+def test_an_attempt_that_began_without_them_lacks_none_of_them() -> None:
+    story = Story(BOTH)
+    story.begin()
+    older = running_ray(groups=frozenset({"learner", "sampler"}))
+    decision = story.look(rays=(older,), pods=all_pods())
+    assert set(decision.status.roles) == {"head", "learner", "sampler"}
+    assert condition(decision, "ClusterReady") == ("True", "Ready", "all pods are ready")
+    one = running_ray(groups=frozenset({"learner", "sampler", "simulator"}))
+    assert story.look(rays=(one,), pods=all_pods()).status.roles["simulator"].desired == 3
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
@@ -144,3 +246,20 @@ def test_a_lost_one_is_why_an_attempt_ended_where_that_is_what_it_says(said: str
     dead = make_pod("reward-model", ready=False, containers=killed)
     decision = story.look(rays=(failed_ray(said),), pods=(*all_pods(), dead))
     assert (decision.status.attempts[-1].reason or "").startswith(reason)
+
+
+def test_an_older_loss_of_one_does_not_hide_why_an_attempt_ended() -> None:
+    story = Story(BOTH)
+    story.begin()
+    killed = (Container("ray", ended="OOMKilled", exit_code=137),)
+    dead = [make_pod(role, index=9, ready=False, containers=killed) for role in ("reward-model", "sampler")]
+    said = failed_ray("rltrain: error: sampler 1: it was lost 3 times")
+    decision = story.look(rays=(said,), pods=(*all_pods(), *dead))
+    assert (decision.status.attempts[-1].reason or "").startswith("OutOfMemory: sampler: pod")
+
+
+@pytest.mark.parametrize(
+    ("role", "field"), [("simulator", "task.simulators"), ("reward-model", "task.rewardModel")]
+)
+def test_more_memory_is_asked_for_in_their_field(role: str, field: str) -> None:
+    assert out_of_memory(make_pod(role)).endswith(f"raise {field}.memory")
