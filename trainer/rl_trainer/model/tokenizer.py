@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -44,17 +47,43 @@ class Tokenizer:
         description = json.loads(backend.to_str())
         self._missing_bytes = _missing_bytes(description)
         self.longest = _longest(description)
+        added = sorted((one["content"] for one in description["added_tokens"]), key=len, reverse=True)
+        # Those that begin at each place of a text, the longest; also where one overlaps another.
+        self._added = re.compile(f"(?=({'|'.join(map(re.escape, added))}))") if added else None
+        # Nobody can write it who does not know it; of letters and digits, which no chat template changes.
+        self._break = f"q{secrets.token_hex(16)}q"
 
     @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` uses the model's own template."""
         return self._chat_template is not None
 
+    def quoted(self, text: str, spans: Sequence[tuple[int, int]] | None = None) -> str:
+        """`text`, for `encode` and `encode_chat` of this tokenizer alone, which read what others wrote in it as ordinary text:
+        nothing in there becomes a special token, or another one that was added to the vocabulary.
+
+        Args:
+            text: of any origin.
+            spans: places (begin, end) of what others wrote; None: all of it.
+        """
+        spans = [(0, len(text))] if spans is None else spans
+        found = self._added.finditer(text) if self._added else ()
+        # An added token is found in whole text only. One of a single character stays: it ends nobody's turn.
+        places = [
+            one.start() + 1
+            for one in found
+            if len(one[1]) > 1 and any(a < one.start() + len(one[1]) and one.start() < b for a, b in spans)
+        ]
+        edges = [0, *places, len(text)]
+        return self._break.join(text[a:b] for a, b in itertools.pairwise(edges))
+
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the tokens the model puts around a text (such as Llama's begin-of-text) if wanted.
 
         Raises ModelError when the tokenizer has no token for a character.
         """
+        parts = text.split(self._break)
+        text = "".join(parts)
         if self._missing_bytes:
             for character in text:
                 if not self._missing_bytes.isdisjoint(character.encode("utf-8", "replace")):
@@ -63,7 +92,13 @@ class Tokenizer:
                         "take it out of the text or use a model that knows it"
                     )
         try:
-            return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
+            if len(parts) == 1:
+                return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
+            from tokenizers import Encoding
+
+            pieces = [self._backend.encode(part, add_special_tokens=False) for part in parts if part]
+            whole = Encoding.merge(pieces, growing_offsets=True)
+            return list(self._backend.post_process(whole, None, special_tokens).ids)
         except Exception as error:  # the tokenizers package raises plain Exception
             raise ModelError(f"{self.where}: the text {text[:40]!r} cannot be encoded ({error})") from None
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import secrets
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -64,7 +67,7 @@ class RewardModel:
         rows: list[tuple[int, list[int]]] = []
         for place, completion in enumerate(completions):
             try:
-                tokens = self._tokens(completion)
+                tokens = self.tokens(completion)
             except ModelError as error:
                 found[place] = f"cannot read the completion ({error})"
                 continue
@@ -80,22 +83,26 @@ class RewardModel:
                 found[place] = self._value(logit)
         return [found[place] for place in range(len(completions))]
 
-    def _tokens(self, completion: Completion) -> list[int]:
+    def tokens(self, completion: Completion) -> list[int]:
+        """What the model reads of it; what it holds, the prompt and the answer, is text there and ends no turn of a chat.
+
+        Raises ModelError: the tokenizer or the chat template cannot take it.
+        """
         template, chats = self._spec.template, self._tokenizer.has_chat_template
         if self._spec.kind == "judge":
             template = template or QUESTION
         if template is not None:
-            text = template.format(
-                prompt=completion.text, completion=completion.completion, answer=completion.answer
-            )
+            text = _Filled(self._tokenizer).filled(template, completion)
             if self._spec.kind == "judge" and chats:
                 return self._tokenizer.encode_chat([{"role": "user", "content": text}])
             return self._tokenizer.encode(text)
+        quoted = self._tokenizer.quoted
         if not chats:
-            return self._tokenizer.encode(completion.text + completion.completion)
+            return self._tokenizer.encode(quoted(completion.text + completion.completion))
         asked = completion.messages or ({"role": "user", "content": completion.text},)
         said = {"role": "assistant", "content": completion.completion}
-        return self._tokenizer.encode_chat([*asked, said], add_generation_prompt=False)
+        messages = [{**one, "content": quoted(one["content"])} for one in (*asked, said)]
+        return self._tokenizer.encode_chat(messages, add_generation_prompt=False)
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """One number per row of token ids: padding stands on the right, where no token before it sees it."""
@@ -119,6 +126,26 @@ class RewardModel:
         if self._spec.value == "logit":
             return logit
         return 0.5 * (1.0 + math.tanh(0.5 * logit))  # the logistic function, which does not overflow so
+
+
+class _Filled(string.Formatter):
+    """Fills a template in, such that what is put into it ends no turn of the model's chat and begins none."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._edge = tokenizer, secrets.token_hex(16)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """The value between two edges."""
+        return f"{self._edge}{super().format_field(value, format_spec)}{self._edge}"
+
+    def filled(self, template: str, completion: Completion) -> str:
+        """For the tokenizer, see `Tokenizer.quoted`."""
+        parts = self.format(
+            template, prompt=completion.text, completion=completion.completion, answer=completion.answer
+        ).split(self._edge)
+        ends = list(itertools.accumulate(map(len, parts)))
+        # Every second one was put in.
+        return self._tokenizer.quoted("".join(parts), list(zip(ends[::2], ends[1::2], strict=False)))
 
 
 def _opened(folder: Path, kind: str) -> Any:
