@@ -115,7 +115,7 @@ class RewardModelSpec(Model):
     """The judge's two answers, each one token: for and against the completion; none: "Yes" and "No". Only with kind
     judge."""
     replicas: int = Field(default=1, ge=1, le=1024)
-    """How many workers. Completions are dealt to them in turn."""
+    """How many workers. Each takes completions as it comes to them."""
     cpu: float = Field(default=1.0, gt=0.001, le=1024.0)
     """CPU cores of each. On a cluster each has a pod of its own."""
     memory: Quantity = "2Gi"

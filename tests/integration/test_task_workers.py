@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import wait
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
@@ -164,17 +165,25 @@ def test_a_reward_model_that_hangs_is_replaced(tmp_path: Path, local_ray: None) 
             self.hangs = not told.exists()
             told.touch()
 
-        def ready(self) -> float:
-            return 0.0
+        def ready(self) -> None:
+            pass
 
-        def score(self, completions: Any) -> list[float]:
+        def score(self, completions: Any) -> Iterator[dict[int, float]]:
+            yield {}
             while self.hangs:
                 signal.pause()
-            return [1.0] * len(completions)
+            yield dict.fromkeys(range(len(completions)), 1.0)
 
     actor = ray.remote(Hanging).options(num_cpus=0, max_restarts=-1).remote(tmp_path / "told")
-    scorer = WorkerScorer(actor, "reward model 0", 0.5, 0.0, start=1.0)
-    with pytest.raises(LostError):
-        scorer.score([Completion(0, "q", None, "", "a")])
+    scorers = [WorkerScorer(actor, "reward model 0", 0.5, 60.0, notice=1.0) for _ in range(2)]
+    for scorer in scorers:
+        scorer.wait_ready()
+    with ThreadPoolExecutor() as pool:
+        scored = [pool.submit(scorer.score, [Completion(0, "q", None, "", "a")]) for scorer in scorers]
+        lost = [one.exception(60) for one in scored]
+    # The one behind it has not hung, and is not counted as if it had.
+    assert sorted(cast(LostError, one).begun for one in lost) == [False, True]
+    scorer = scorers[0]
+    scorer.wait_ready()
     assert scorer.score([Completion(0, "q", None, "", "a")]) == [1.0]
     ray.kill(actor)

@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -43,6 +45,18 @@ def headed(judge, folder, outputs, pad=0):
     for file in judge.glob("*token*"):
         shutil.copy(file, folder)
     return folder
+
+
+def test_a_pass_that_hangs_ends_its_process():
+    """Also where no other thread could: one call of C that holds the interpreter's lock."""
+    program = (
+        "from rl_trainer.rollout.reward_actor import deadline\n"
+        "import ctypes\n"
+        "for _ in range(3):\n    with deadline(60): pass\n"
+        "with deadline(0.2): ctypes.PyDLL(None).sleep(60)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (found.returncode, "Timeout (0:00:00.2" in found.stderr) == (1, True)
 
 
 def asked(texts):
@@ -101,6 +115,7 @@ def test_a_classifier_without_padding_takes_one_text_at_a_time(judge):
     (folder / "config.json").write_text(json.dumps(config))
     model = opened(folder)
     assert model.score(asked(TEXTS)) == [model.score([one])[0] for one in asked(TEXTS)]
+    assert [len(values) for values in model.passes(asked(TEXTS))] == [0, *[1] * len(TEXTS)]
 
 
 def test_what_cannot_be_scored_says_why_and_others_are(classifier):

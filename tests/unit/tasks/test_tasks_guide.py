@@ -55,6 +55,9 @@ def test_examples(folder, fields, monkeypatch):
 class Scorer:
     """Stands for the worker of a reward model, which is no folder of this machine."""
 
+    def wait_ready(self):
+        pass
+
     def score(self, completions):
         return [0.5] * len(completions)
 

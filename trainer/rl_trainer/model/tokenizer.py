@@ -59,8 +59,8 @@ class Tokenizer:
         return self._chat_template is not None
 
     def quoted(self, text: str, spans: Sequence[tuple[int, int]] | None = None) -> str:
-        """`text`, for `encode` and `encode_chat` of this tokenizer alone, which read what others wrote in it as ordinary text:
-        nothing in there becomes a special token, or another one that was added to the vocabulary.
+        """`text`, for `encode` and `encode_chat` of this tokenizer alone, which read what others wrote in it as ordinary
+        text: nothing in there becomes a special token, or another one that was added to the vocabulary.
 
         Args:
             text: of any origin.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+import faulthandler
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -18,22 +19,38 @@ class RewardModelActor:
     """One worker with the model that scores, which it opens from `folder`."""
 
     def __init__(self, spec: RewardModelSpec, folder: SharedFolder) -> None:
-        started = time.monotonic()
         torch.set_num_threads(max(1, int(spec.cpu)))
         try:
             with folder.opened() as path:
                 self._model: RewardModel | RLTrainError = RewardModel(path, spec)
         except RLTrainError as error:  # for `ready`: what fails in here is started again and again
             self._model = error
-        self._seconds = time.monotonic() - started
+        self._limit = spec.timeout.seconds
 
-    def ready(self) -> float:
-        """Answers once the model is loaded: how many seconds that took. ModelError and the like: it cannot be used."""
+    def ready(self) -> None:
+        """Answers once the model is loaded. ModelError and the like: it cannot be used."""
         if isinstance(self._model, RLTrainError):
             raise self._model
-        return self._seconds
 
-    def score(self, completions: Sequence[Completion]) -> list[float | str]:
-        """See `RewardModel.score`."""
+    def score(self, completions: Sequence[Completion]) -> Iterator[dict[int, float | str]]:
+        """See `RewardModel.passes`; at first nothing, when it begins. Where a pass takes longer than `timeout` this process
+        ends."""
         assert not isinstance(self._model, RLTrainError), "it was ready"
-        return self._model.score(completions)
+        yield {}
+        passes = self._model.passes(completions)
+        while True:
+            with deadline(self._limit):
+                found = next(passes, None)
+            if found is None:
+                return
+            yield found
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Ends this process where the block takes longer, wherever it hangs, also in C; its log says where. For one thread."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -6,7 +6,7 @@ import itertools
 import math
 import secrets
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,9 +60,15 @@ class RewardModel:
             self._pad = 0 if self._pad is None else self._pad
             self._answers = [_token(self._tokenizer, text) for text in spec.answers or ANSWERS]
 
-    @torch.inference_mode()
     def score(self, completions: Sequence[Completion]) -> list[float | str]:
         """The value of each completion, or why it has none: the text is too long, or the value is no finite number."""
+        found: dict[int, float | str] = {}
+        for values in self.passes(completions):
+            found.update(values)
+        return [found[place] for place in range(len(completions))]
+
+    def passes(self, completions: Sequence[Completion]) -> Iterator[dict[int, float | str]]:
+        """The same by place, as it is found: first why some have none, then what each forward pass gives."""
         found: dict[int, float | str] = {}
         rows: list[tuple[int, list[int]]] = []
         for place, completion in enumerate(completions):
@@ -75,13 +81,13 @@ class RewardModel:
                 rows.append((place, tokens))
             else:
                 found[place] = f"is given {len(tokens)} tokens, allowed: 1 to {self._context}"
+        yield found
         rows.sort(key=lambda row: len(row[1]))  # rows of one pass have much the same length
         size = 1 if self._pad is None else self._spec.batch_size
         for begin in range(0, len(rows), size):
             batch = rows[begin : begin + size]
-            for (place, _), logit in zip(batch, self._logits([tokens for _, tokens in batch]), strict=True):
-                found[place] = self._value(logit)
-        return [found[place] for place in range(len(completions))]
+            logits = self._logits([tokens for _, tokens in batch])
+            yield {place: self._value(logit) for (place, _), logit in zip(batch, logits, strict=True)}
 
     def tokens(self, completion: Completion) -> list[int]:
         """What the model reads of it; what it holds, the prompt and the answer, is text there and ends no turn of a chat.
@@ -104,6 +110,7 @@ class RewardModel:
         messages = [{**one, "content": quoted(one["content"])} for one in (*asked, said)]
         return self._tokenizer.encode_chat(messages, add_generation_prompt=False)
 
+    @torch.inference_mode()
     def _logits(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """One number per row of token ids: padding stands on the right, where no token before it sees it."""
         longest = max(map(len, rows))

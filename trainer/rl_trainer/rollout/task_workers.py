@@ -21,7 +21,7 @@ from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_api.task import TaskSpec
 from rl_trainer.flow.calls import DEATH_SECONDS, answer
 from rl_trainer.flow.named_class import named_class
-from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.tasks.answers import CallError, LostError
 from rl_trainer.tasks.environments.targets import environment_target
@@ -29,8 +29,12 @@ from rl_trainer.tasks.killable import KillableProcess, Target
 from rl_trainer.tasks.process import START_SECONDS
 from rl_trainer.tasks.scoring import Completion, Scorer
 
-# For a worker to import what it is to run.
+# For a worker to import what it is to run, besides reading it.
 READY_SECONDS = 600.0
+# For Ray to notice that a worker has ended itself.
+NOTICE_SECONDS = 60.0
+# That others may be asked for before: each of their passes has a deadline of its own.
+QUEUE_SECONDS = 3600.0
 LOADING_ENVIRONMENT, LOADING_MODEL = "loading its environment", "loading its model"
 
 
@@ -79,22 +83,23 @@ class _Worker:
         actor: the worker.
         name: of it, for errors.
         phase: what it does until it is ready.
+        limit: seconds for that.
     """
 
-    def __init__(self, actor: Any, name: str, phase: str) -> None:
-        self.actor, self.name, self._phase = actor, name, phase
+    def __init__(self, actor: Any, name: str, phase: str, limit: float) -> None:
+        self.actor, self.name, self._phase, self._limit = actor, name, phase, limit
 
-    def wait_ready(self) -> Any:
-        """What its `ready` returns, once it is there: of what is asked of it before, Ray lets all but this fail at once.
+    def wait_ready(self) -> None:
+        """Returns once it is there: of what is asked of it before, Ray lets all but this fail at once.
 
         Raises:
-            DeadlineExceeded: it is not there after `READY_SECONDS`.
+            DeadlineExceeded: it is not there in time.
             ActorDied: it is not started again.
         """
         call = self.actor.ready.options(max_task_retries=-1).remote()
-        return answer(call, self.name, self._phase, READY_SECONDS)
+        answer(call, self.name, self._phase, self._limit)
 
-    def replace(self, call: ray.ObjectRef[Any]) -> None:
+    def replace(self, call: ray.ObjectRef[Any] | ray.ObjectRefGenerator[Any]) -> None:
         """Ends it, and `call`, which it has not answered. Until that has ended the life that ends might still be `ready`."""
         ray.kill(self.actor, no_restart=False)
         ray.wait([call], timeout=DEATH_SECONDS)
@@ -104,13 +109,15 @@ class WorkerTarget:
     """A simulator as a sampler calls it, from one thread. `patience`: seconds for what others have asked before."""
 
     def __init__(self, actor: Any, name: str, patience: float) -> None:
-        self._worker, self._patience = _Worker(actor, name, LOADING_ENVIRONMENT), patience
+        self._worker = _Worker(actor, name, LOADING_ENVIRONMENT, READY_SECONDS)
+        self._patience = patience
         self._life: str | None = None
         self._lost = False
         self.epoch = 0
 
     def call(self, seconds: float, method: str, *args: Any) -> Any:
-        """See `RemoteTarget.call`. Raises LostError too: the dialogues are to be begun again."""
+        """See `RemoteTarget.call`. Raises LostError too: the dialogues are to be begun again; and as `_Worker.wait_ready`
+        does, where it was lost before."""
         if self._lost:
             self._worker.wait_ready()
             self._lost = False
@@ -151,34 +158,50 @@ class WorkerScorer:
     Args:
         actor: the worker.
         name: of it, for errors.
-        seconds: deadline of one call.
-        patience: seconds for what others have asked before.
-        start: seconds for a worker to be started anew, without loading the model.
+        seconds: deadline of one forward pass, which the worker keeps itself.
+        loading: seconds for it to load the model.
+        notice: seconds after which a worker that has not ended itself in time is replaced.
     """
 
     def __init__(
-        self, actor: Any, name: str, seconds: float, patience: float, start: float = START_SECONDS
+        self, actor: Any, name: str, seconds: float, loading: float, notice: float = NOTICE_SECONDS
     ) -> None:
-        self._worker, self._limit = _Worker(actor, name, LOADING_MODEL), seconds + patience + start
-        self._loading: float | None = None
+        self._worker, self._limit = _Worker(actor, name, LOADING_MODEL, loading), seconds + notice
+        self._ready = False
+
+    def wait_ready(self) -> None:
+        """See `Scorer.wait_ready`. Raises as `_Worker.wait_ready` does, and ModelError."""
+        if not self._ready:
+            self._worker.wait_ready()
+            self._ready = True
 
     def score(self, completions: Sequence[Completion]) -> list[float | str]:
-        """See `Scorer.score`. Raises as `_Worker.wait_ready` does: without the model no group is ever scored."""
-        if self._loading is None:
-            self._loading = float(self._worker.wait_ready())
-        # Others may have had it replaced: it loads then.
-        limit = self._limit + 2 * self._loading
-        call = self._worker.actor.score.remote(completions)
+        """See `Scorer.score`."""
+        passes = self._worker.actor.score.options(num_returns="streaming").remote(completions)
+        found: dict[int, float | str] = {}
+        begun = False
         try:
-            found: list[float | str] = answer(call, self._worker.name, "scoring", limit)
+            while (values := self._next(passes, self._limit if begun else QUEUE_SECONDS)) is not None:
+                found.update(values)
+                begun = True
         except ActorDied:
-            self._loading = None
-            raise LostError from None
+            self._ready = False
+            raise LostError(begun) from None
         except DeadlineExceeded:
-            self._worker.replace(call)
-            self._loading = None
-            raise LostError from None
-        return found
+            self._worker.replace(passes)
+            self._ready = False
+            raise LostError(begun) from None
+        return [found[place] for place in range(len(completions))]
+
+    def _next(self, passes: Any, limit: float) -> dict[int, float | str] | None:
+        """What the call yields next; None: that was all."""
+        if not ray.wait([passes], timeout=limit)[0]:
+            raise DeadlineExceeded(f"{self._worker.name} has not scored for {limit:g} s")
+        call = next(passes, None)
+        if call is None:
+            return None
+        values: dict[int, float | str] = answer(call, self._worker.name, "scoring", limit)
+        return values
 
 
 @dataclass(frozen=True)
@@ -219,16 +242,20 @@ class TaskWorkers:
         for rank, actor in enumerate(self.simulators):
             answer(actor.ready.remote(), f"simulator {rank}", LOADING_ENVIRONMENT, READY_SECONDS)
         for rank, actor in enumerate(self.reward_models):
-            answer(actor.ready.remote(), f"reward model {rank}", LOADING_MODEL, READY_SECONDS)
+            answer(actor.ready.remote(), f"reward model {rank}", LOADING_MODEL, self.loading_seconds)
+
+    @property
+    def loading_seconds(self) -> float:
+        """Deadline for a worker to load the model that scores."""
+        return READY_SECONDS + (0 if self.opened is None else self.opened.size) / READ_RATE
 
     def scorers(self, spec: RunSpec) -> list[Scorer]:
         """The models that score, as one sampler calls them."""
         model = spec.task.reward_model
         if model is None:
             return []
-        seconds = model.timeout.seconds
         return [
-            WorkerScorer(actor, f"reward model {rank}", seconds, seconds * spec.sampler.replicas)
+            WorkerScorer(actor, f"reward model {rank}", model.timeout.seconds, self.loading_seconds)
             for rank, actor in enumerate(self.reward_models)
         ]
 

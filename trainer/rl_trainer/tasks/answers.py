@@ -33,10 +33,14 @@ class CallError(Exception):
 
 
 class LostError(CallError):
-    """The process that held the object has been replaced: what the call was about is to be made again there."""
+    """The process that held the object has been replaced: what the call was about is to be made again there.
 
-    def __init__(self) -> None:
+    `begun`: whether it was answering this call, which may be what has ended it.
+    """
+
+    def __init__(self, begun: bool = True) -> None:
         super().__init__("has lost its process")
+        self.begun = begun
 
 
 _ERRORS: Final[Mapping[str, type[CallError] | type[RLTrainError]]] = {

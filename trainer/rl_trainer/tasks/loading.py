@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from rl_trainer.tasks.reasoning_gym import ReasoningGym
 from rl_trainer.tasks.rewards import NEEDS_ANSWER, Rewards, full
 from rl_trainer.tasks.rows import PromptData, Row, SplitRows
 from rl_trainer.tasks.rules import exact_match
-from rl_trainer.tasks.scoring import Completion, ScoreLane, Scorer, then
+from rl_trainer.tasks.scoring import Completion, ScoreQueue, Scorer, then
 from rl_trainer.tasks.sources import read_data
 from rl_trainer.tasks.split import EndlessSplit, FiniteSplit, Split, derive_seed
 from rl_trainer.tasks.templates import Template
@@ -71,7 +70,7 @@ class Task:
         rewards: the parts of the reward.
         maker: the environment's class, None for single turns.
         lanes: to the workers in which dialogues are stepped; none: where `maker` is.
-        scorers: to the workers that score, for rule model; none: nothing is scored by it here.
+        scorers: to the workers that score, for rule model; None: nothing is scored by it here.
     """
 
     def __init__(
@@ -83,10 +82,10 @@ class Task:
         rewards: Rewards,
         maker: EnvironmentMaker | None = None,
         lanes: Sequence[Lane] = (),
-        scorers: Sequence[ScoreLane] = (),
+        scorers: ScoreQueue | None = None,
     ) -> None:
         self._lanes = lanes
-        self._next_scorer = itertools.cycle(scorers)
+        self._scorers = scorers
         self._spec, self._seed, self._split, self._count = spec, seed, split, heldout
         self._rewards, self._maker = rewards, maker
         self._name = spec.name or spec.file or (spec.dataset.name if spec.dataset else spec.environment)
@@ -186,10 +185,9 @@ class Task:
             shares = {**parts, **self._rewards.of_model(value)}
             return Score(sum(shares.values()), exact, shares)
 
-        scorer = next(self._next_scorer, None)
-        if scorer is None:
+        if self._scorers is None:
             raise RewardError("task.rewardModel: there are no workers here that could score by it")
-        return then(scorer.submit(Completion.of(prompt, completion)), whole)
+        return then(self._scorers.submit(Completion.of(prompt, completion)), whole)
 
     def _check_answers(self, first: Prompt) -> None:
         wrong = [rule.rule for rule in self._spec.rewards if rule.rule in NEEDS_ANSWER]
@@ -238,22 +236,22 @@ def load_task(
         )
     if data is None:
         data = read_data(spec, search)
-    score_lanes = _score_lanes(spec, scorers)
+    score_queue = _score_queue(spec, scorers)
     match spec.environment:
         case "reasoning-gym":
-            return _load_generator(spec, seed, search, heldout, process, score_lanes)
+            return _load_generator(spec, seed, search, heldout, process, score_queue)
         case "prompts":
             assert data is not None, "environment prompts has a file or a data set"
-            return _load_file(spec, seed, search, heldout, process, data, score_lanes)
+            return _load_file(spec, seed, search, heldout, process, data, score_queue)
         case "tool-use" | "gymnasium":
             maker = _maker(spec, environment_target(spec, search, process))
             lanes = [Lane(_maker(spec, one, caller * MOST_DIALOGUES)) for one in simulators]
-            return _load_environment(spec, seed, search, heldout, process, data, maker, lanes, score_lanes)
+            return _load_environment(spec, seed, search, heldout, process, data, maker, lanes, score_queue)
 
 
-def _score_lanes(spec: TaskSpec, scorers: Sequence[Scorer]) -> list[ScoreLane]:
+def _score_queue(spec: TaskSpec, scorers: Sequence[Scorer]) -> ScoreQueue | None:
     model = spec.reward_model
-    return [] if model is None else [ScoreLane(model.source, one, model.batch_size) for one in scorers]
+    return None if model is None or not scorers else ScoreQueue(model.source, scorers, model.batch_size)
 
 
 def _load_generator(
@@ -262,7 +260,7 @@ def _load_generator(
     search: Path | None,
     heldout: int,
     process: KillableProcess,
-    score_lanes: Sequence[ScoreLane],
+    score_queue: ScoreQueue | None,
 ) -> Task:
     source, prompts = ReasoningGym(spec.name or "", spec.args), PromptMaker(spec)
     scorer = process.target(ReasoningGym, spec.name or "", spec.args)
@@ -279,7 +277,7 @@ def _load_generator(
         )
 
     split = EndlessSplit(draw, seed, heldout, f"task: generator {spec.name} with these arguments")
-    return Task(spec, seed, split, heldout, rewards, scorers=score_lanes)
+    return Task(spec, seed, split, heldout, rewards, scorers=score_queue)
 
 
 def _load_file(
@@ -289,7 +287,7 @@ def _load_file(
     heldout: int,
     process: KillableProcess,
     data: PromptData,
-    score_lanes: Sequence[ScoreLane],
+    score_queue: ScoreQueue | None,
 ) -> Task:
     prompts = PromptMaker(spec)
     rewards = Rewards(spec.rewards, search, None, process)
@@ -303,7 +301,7 @@ def _load_file(
         return prompts.make(item.question, item.answer, item.fields, item.fields)
 
     split = FiniteSplit(PromptSet(data.rows, make), seed, heldout, _source(spec), data.split)
-    return Task(spec, seed, split, heldout, rewards, scorers=score_lanes)
+    return Task(spec, seed, split, heldout, rewards, scorers=score_queue)
 
 
 def _source(spec: TaskSpec) -> str:
@@ -320,7 +318,7 @@ def _load_environment(
     data: PromptData | None,
     maker: EnvironmentMaker,
     lanes: Sequence[Lane],
-    score_lanes: Sequence[ScoreLane],
+    score_queue: ScoreQueue | None,
 ) -> Task:
     name = spec.name or ""
     prompts = PromptMaker(spec)
@@ -333,7 +331,7 @@ def _load_environment(
     if data is not None:
         made = PromptSet(data.rows, lambda row: make(row.fields, f"item at {row.where}"))
         split = FiniteSplit(made, seed, heldout, _source(spec), data.split)
-        return Task(spec, seed, split, heldout, rewards, maker, lanes, score_lanes)
+        return Task(spec, seed, split, heldout, rewards, maker, lanes, score_queue)
 
     if not maker.call("offers", "its start", TaskError, "generate"):
         raise TaskError(
@@ -345,7 +343,7 @@ def _load_environment(
         return make(maker.generate(derive_seed(stream, position), where), where)
 
     endless = EndlessSplit(draw, seed, heldout, f"task: environment {name} with these arguments")
-    return Task(spec, seed, endless, heldout, rewards, maker, lanes, score_lanes)
+    return Task(spec, seed, endless, heldout, rewards, maker, lanes, score_queue)
 
 
 def _maker(spec: TaskSpec, target: Target, first: int = 0) -> EnvironmentMaker:
