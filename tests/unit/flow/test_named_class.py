@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ class Counter(TheBase, Inner):
         return self.value
     def replaced(self):
         return "own"
+    def each(self, times):
+        for _ in range(times):
+            yield self.add(1)
     def _add(self):
         self.value += self.step
 
@@ -58,13 +62,16 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_module_is_imported_with_the_first_object() -> None:
     found: Any = named_class("named_class_module", "Counter")
     assert found.__name__ == "Counter"
-    assert {name for name in vars(found) if not name.startswith("_")} == {"add", "first", "replaced"}
+    assert {name for name in vars(found) if not name.startswith("_")} == {"add", "each", "first", "replaced"}
     # As Ray sends it to where the actor runs, by value.
     found = ray.cloudpickle.loads(ray.cloudpickle.dumps(found))
     assert not {"named_class_base", "named_class_module"} & sys.modules.keys()
     made = found(10, step=5)
     assert "named_class_module" in sys.modules
     assert made.add(1, twice=True) == 20
+    # Ray streams what a generator yields, and takes no other method for one.
+    assert [one for one in vars(found) if inspect.isgeneratorfunction(vars(found)[one])] == ["each"]
+    assert list(made.each(2)) == [25, 30]
     assert (made.first(), made.replaced()) == ("first", "own")
 
 

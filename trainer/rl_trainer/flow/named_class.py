@@ -21,9 +21,12 @@ def named_class(module: str, name: str) -> type:
 
     The methods are read from the module's source; nothing of it is imported here but the packages that it is in. With
     those of its bases, where these have names that the module imports or defines. None of them may be a coroutine: Ray would
-    run it on an event loop.
+    run it on an event loop. A generator stays one: Ray looks at that.
     """
-    members: dict[str, Any] = {method: _handed_on(method) for method in _methods(module, name)}
+    members: dict[str, Any] = {
+        method: _handed_out(method) if yields else _handed_on(method)
+        for method, yields in _methods(module, name).items()
+    }
 
     def init(self: Any, *arguments: Any, **named: Any) -> None:
         self.inner = getattr(importlib.import_module(module), name)(*arguments, **named)
@@ -39,7 +42,16 @@ def _handed_on(method: str) -> Callable[..., Any]:
     return call
 
 
-def _methods(module: str, name: str) -> set[str]:
+def _handed_out(method: str) -> Callable[..., Any]:
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        yield from getattr(self.inner, method)(*arguments, **named)
+
+    call.__name__ = call.__qualname__ = method
+    return call
+
+
+def _methods(module: str, name: str) -> dict[str, bool]:
+    """Whether each is a generator, by name."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"{module} has no source")
@@ -53,7 +65,7 @@ def _methods(module: str, name: str) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module is not None
         for alias in node.names
     }
-    found: set[str] = set()
+    found: dict[str, bool] = {}
     for base in classes[name].bases:
         plain = base.value if isinstance(base, ast.Subscript) else base  # of Base[int]
         if isinstance(plain, ast.Name) and plain.id in classes:
@@ -66,5 +78,13 @@ def _methods(module: str, name: str) -> set[str]:
         if isinstance(node, ast.AsyncFunctionDef):
             raise TypeError(f"{module}.{name}.{node.name} is a coroutine")
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            found.add(node.name)
+            found[node.name] = _yields(node)
     return found
+
+
+def _yields(function: ast.AST) -> bool:
+    return any(
+        isinstance(node, ast.Yield | ast.YieldFrom) or _yields(node)
+        for node in ast.iter_child_nodes(function)
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef)
+    )
