@@ -146,10 +146,8 @@ def operations(profile: RunProfile, spec: RunSpec) -> list[str]:
     sequences = min(decode.slots, max(1.0, profile.answers / profile.devices.sampler))
     cached = sequences * (profile.prompt_tokens + profile.mean_length / 2)
     seconds = decode.base + decode.per_active * sequences + decode.per_cached_token * cached
-    done, read = (
-        decode_operations(shape, sequences, cached),
-        held.weights + held.cache_bytes_per_token * cached,
-    )
+    done = decode_operations(shape, sequences, cached)
+    read = held.weights + held.cache_bytes_per_token * cached
     rows = [
         ("decoding", f"{_rate(done / seconds)} of a sampler with {sequences:.0f} sequences, "
          f"{done / read:.2g} operations for each byte read")

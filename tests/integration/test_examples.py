@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from train_here import train_here
 
 from rl_api import load_run
 from rl_api.planner.profile import load_profile
-from rl_trainer.driver import train
-from rl_trainer.observe.console import Console
 from rl_trainer.observe.metrics import read_metrics
 from rl_trainer.observe.timeline import read_timeline
-from rl_trainer.run.run_folder import RunFolder
-from rl_trainer.run.stopping import StopRequest
 
 ROOT = Path(__file__).parents[2]
 # The rest is for clusters: applied by other tests, and the training is that of quickstart.yaml; or a program of its own.
@@ -44,14 +41,7 @@ def finished(
     path: Path = request.param
     run = load_run(path, SHORT)
     out = tmp_path_factory.mktemp("runs") / path.stem
-    with (
-        StopRequest() as stop,
-        RunFolder(out, search=path.parent) as folder,
-        (out / "console.txt").open("w") as stream,
-        Console(run.name, max_steps=STEPS, stream=stream) as console,
-    ):
-        summary = train(run, folder, console, stop)
-    return {"run": run, "folder": out, "summary": summary}
+    return {"run": run, "folder": out, "summary": train_here(run, out, path.parent)}
 
 
 def test_every_step_is_trained_on(finished: dict[str, Any]) -> None:

@@ -13,21 +13,19 @@ from typing import Any, cast
 import pytest
 import ray
 import torch
+from scored import scored
+from train_here import train_here
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rl_api import load_run
 from rl_api.task import TaskSpec
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.payloads import fetch_payloads
-from rl_trainer.driver import train
 from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.tokenizer import load_tokenizer
-from rl_trainer.observe.console import Console
 from rl_trainer.rollout.reward_model import RewardModel
 from rl_trainer.rollout.task_workers import SimulatorActor, TaskWorkers, WorkerScorer, WorkerTarget
 from rl_trainer.run.actors import Actors
-from rl_trainer.run.run_folder import RunFolder
-from rl_trainer.run.stopping import StopRequest
 from rl_trainer.tasks import load_task
 from rl_trainer.tasks.answers import LostError
 from rl_trainer.tasks.scoring import Completion
@@ -70,13 +68,7 @@ def test_a_game_is_learned_while_simulators_step_it(tmp_path: Path, local_ray: N
         "warmStart.maxSteps=25",
     )
     run = load_run(LAKE, changes)
-    with (
-        StopRequest() as stop,
-        RunFolder(tmp_path / "run") as folder,
-        (tmp_path / "console.txt").open("w") as stream,
-        Console(run.name, max_steps=14, stream=stream) as console,
-    ):
-        summary = train(run, folder, console, stop)
+    summary = train_here(run, tmp_path / "run")
     curve = summary["reward_curve"]
     assert mean(curve[-4:]) > mean(curve[:4]) + 0.15
     assert summary["groups_dropped"] == {}
@@ -132,20 +124,12 @@ def test_a_run_is_rewarded_by_a_model_whose_worker_is_killed(
 
     monkeypatch.setattr(TaskWorkers, "launch", launched)
     monkeypatch.setattr(Actors, "next_part", taken)
-    with (
-        StopRequest() as stop,
-        RunFolder(tmp_path / "run") as folder,
-        (tmp_path / "console.txt").open("w") as stream,
-        Console(run.name, max_steps=4, stream=stream) as console,
-    ):
-        summary = train(run, folder, console, stop)
+    summary = train_here(run, tmp_path / "run")
     assert len(set(pids)) == 2
     assert (summary["groups_dropped"], len(summary["reward_curve"])) == ({}, 4)
     assert run.spec.task.reward_model is not None
-    model, tokenizer = (
-        RewardModel(tmp_path / "judge", run.spec.task.reward_model),
-        load_tokenizer(tmp_path / "judge"),
-    )
+    model = RewardModel(tmp_path / "judge", run.spec.task.reward_model)
+    tokenizer = load_tokenizer(tmp_path / "judge")
     task = load_task(run.spec.task, run.spec.seed, heldout=8)
     asked = []
     for index, one in trained:
@@ -153,7 +137,7 @@ def test_a_run_is_rewarded_by_a_model_whose_worker_is_killed(
         text = tokenizer.decode(said[:-1] if said[-1] in tokenizer.stop_ids else said)
         asked.append(Completion.of(task.prompt(index), text))
     assert len(asked) == 4 * 8 * run.spec.algorithm.group_size
-    wanted = [2 * float(model.score([one])[0]) for one in asked]
+    wanted = [2 * float(scored(model, [one])[0]) for one in asked]
     assert [one.reward for _, one in trained] == pytest.approx(wanted, rel=1e-5, abs=1e-5)
 
 

@@ -206,13 +206,11 @@ def learner_layout(spec: RunSpec, shape: ModelShape, place: Place) -> LearnerLay
     learner, algorithm = spec.learner, spec.algorithm
     ranks = place.pods * max(1, place.accelerators)
     shard = (learner.fsdp_size or ranks) if learner.parallelism == "fsdp2" else 1
-    if ranks % shard:
-        raise InvalidConfig(f"spec.learner.fsdpSize: found {shard}, allowed: a divisor of the {ranks} ranks")
     context = learner.context_size
-    if ranks % context:
-        raise InvalidConfig(
-            f"spec.learner.contextSize: found {context}, allowed: a divisor of the {ranks} ranks"
-        )
+    for field_name, size in (("fsdpSize", shard), ("contextSize", context)):
+        if ranks % size:
+            sentence = f"found {size}, allowed: a divisor of the {ranks} ranks"
+            raise InvalidConfig(f"spec.learner.{field_name}: {sentence}")
     uneven = uneven_heads(context, shape.heads, shape.kv_heads)
     if uneven is not None:
         raise InvalidConfig(uneven)

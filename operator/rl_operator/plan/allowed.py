@@ -43,10 +43,8 @@ def not_allowed(
         given = (own, _default(profile, "scheduling", name))
         if value is not None and names is not None and value not in (*names, *given):
             yield _problem(("spec", "scheduling", name), title, value, names)
-    sources, judge = (
-        allow.model_sources,
-        spec.given_task.reward_model if spec.given_task is not None else None,
-    )
+    sources = allow.model_sources
+    judge = spec.given_task.reward_model if spec.given_task is not None else None
     for field, model in ((("model",), spec.given_model), (("task", "rewardModel"), judge)):
         if model is not None and sources is not None and not place_matches(sources, model.source):
             yield _problem(("spec", *field, "source"), title, model.source, sources)

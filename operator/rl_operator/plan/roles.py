@@ -131,9 +131,8 @@ def make_roles(
         yield replace(role, topology=topology_of(sampler.topology, role.pools), hosts=hosts)
     for kind, workers in task.workers.items() if task is not None else ():
         if (name := role_of(kind)) in pools:
-            memory = math.ceil(
-                (amount(workers.memory) + PROCESS_OVERHEAD) / 2**20
-            )  # with Ray's own processes
+            # With Ray's own processes.
+            memory = math.ceil((amount(workers.memory) + PROCESS_OVERHEAD) / 2**20)
             asked = ResourcesSpec(
                 cpu=workers.cpu,
                 memory=f"{memory}Mi",

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from scored import scored
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rl_api.errors import ModelError
@@ -72,9 +73,9 @@ def opened(folder, **fields):
 def test_values_are_the_same_alone_and_in_a_batch(kind, batch, judge, classifier):
     answers = {"answers": ("1", "0")} if kind == "judge" else {}
     model = opened(classifier if kind == "classifier" else judge, kind=kind, batchSize=batch, **answers)
-    together = model.score(asked(TEXTS))
-    assert together == model.score(asked(TEXTS))
-    alone = [model.score([one])[0] for one in asked(TEXTS)]
+    together = scored(model, asked(TEXTS))
+    assert together == scored(model, asked(TEXTS))
+    alone = [scored(model, [one])[0] for one in asked(TEXTS)]
     assert together == pytest.approx(alone, rel=1e-5, abs=1e-5)
     assert len({round(value, 4) for value in alone}) == len(TEXTS)
 
@@ -87,9 +88,9 @@ def test_a_classifier_gives_what_the_library_gives(judge, classifier):
             library(torch.tensor([tokenizer.encode(f"{number}+{number}={text}")])).logits.item()
             for number, text in enumerate(TEXTS)
         ]
-    assert opened(classifier).score(asked(TEXTS)) == pytest.approx(wanted, abs=1e-5)
+    assert scored(opened(classifier), asked(TEXTS)) == pytest.approx(wanted, abs=1e-5)
     squashed = [1 / (1 + math.exp(-value)) for value in wanted]
-    assert opened(classifier, value="probability").score(asked(TEXTS)) == pytest.approx(squashed, abs=1e-5)
+    assert scored(opened(classifier, value="probability"), asked(TEXTS)) == pytest.approx(squashed, abs=1e-5)
 
 
 def test_a_judge_gives_the_log_odds_of_its_answers(judge):
@@ -103,9 +104,9 @@ def test_a_judge_gives_the_log_odds_of_its_answers(judge):
             log_probs = library(torch.tensor([tokenizer.encode(text)])).logits[0, -1].log_softmax(-1)
             wanted.append(float(log_probs[yes] - log_probs[no]))
     fields = {"kind": "judge", "answers": ("1", "0"), "template": template}
-    assert opened(judge, **fields).score(asked(TEXTS)) == pytest.approx(wanted, abs=1e-5)
+    assert scored(opened(judge, **fields), asked(TEXTS)) == pytest.approx(wanted, abs=1e-5)
     odds = [1 / (1 + math.exp(-value)) for value in wanted]
-    assert opened(judge, **fields, value="probability").score(asked(TEXTS)) == pytest.approx(odds, abs=1e-5)
+    assert scored(opened(judge, **fields, value="probability"), asked(TEXTS)) == pytest.approx(odds, abs=1e-5)
 
 
 def test_a_classifier_without_padding_takes_one_text_at_a_time(judge):
@@ -114,12 +115,12 @@ def test_a_classifier_without_padding_takes_one_text_at_a_time(judge):
     config.pop("pad_token_id")
     (folder / "config.json").write_text(json.dumps(config))
     model = opened(folder)
-    assert model.score(asked(TEXTS)) == [model.score([one])[0] for one in asked(TEXTS)]
+    assert scored(model, asked(TEXTS)) == [scored(model, [one])[0] for one in asked(TEXTS)]
     assert [len(values) for values in model.passes(asked(TEXTS))] == [0, *[1] * len(TEXTS)]
 
 
 def test_what_cannot_be_scored_says_why_and_others_are(classifier):
-    found = opened(classifier).score(asked(["2", "2" * 5000]))
+    found = scored(opened(classifier), asked(["2", "2" * 5000]))
     assert isinstance(found[0], float)
     assert found[1].startswith("is given 500") and "allowed: 1 to " in found[1]
 

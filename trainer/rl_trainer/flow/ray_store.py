@@ -59,9 +59,8 @@ class _Places:
     """
 
     def __init__(self) -> None:
-        self._next: dict[
-            int, tuple[int, int]
-        ] = {}  # of a place the one that was put to after it, and its bytes
+        # Of a place the one that was put to after it, and its bytes.
+        self._next: dict[int, tuple[int, int]] = {}
         self._last = 0
 
     @property

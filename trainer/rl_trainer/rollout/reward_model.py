@@ -60,15 +60,9 @@ class RewardModel:
             self._pad = 0 if self._pad is None else self._pad
             self._answers = [_token(self._tokenizer, text) for text in spec.answers or ANSWERS]
 
-    def score(self, completions: Sequence[Completion]) -> list[float | str]:
-        """The value of each completion, or why it has none: the text is too long, or the value is no finite number."""
-        found: dict[int, float | str] = {}
-        for values in self.passes(completions):
-            found.update(values)
-        return [found[place] for place in range(len(completions))]
-
     def passes(self, completions: Sequence[Completion]) -> Iterator[dict[int, float | str]]:
-        """The same by place, as it is found: first why some have none, then what each forward pass gives."""
+        """The value of each completion, by its place, as it is found: first why some have none (the text is too long), then
+        what each forward pass gives, which is no value where it is no finite number."""
         found: dict[int, float | str] = {}
         rows: list[tuple[int, list[int]]] = []
         for place, completion in enumerate(completions):
