@@ -28,8 +28,8 @@ STEPS: Final = 12
 _DESCRIPTION: Final = """\
 Run a few steps of a run's own file on this machine, or on the Ray cluster at RAY_ADDRESS, and write what each part of the
 work takes: a decode step by sequences and cached tokens, prompts, lengths of answers, scoring and tools, a learner's token,
-log-probabilities and values, publishing, memory, and what it costs to give devices to each other where the run shares them.
-From that file placements are planned.
+log-probabilities and values, publishing, memory, what it costs to give devices to each other where the run shares them, and,
+where it does not, to compute at once. From that file placements are planned.
 
 Nothing is kept of the run itself: it trains in a temporary folder, without checkpoints and evaluations. A run of the file
 measures the same all the time, and writes it to its own folder."""
@@ -129,6 +129,7 @@ def lines(profile: RunProfile) -> list[str]:
         ("values", f"{_ms(1000 * learner.value)} per 1,000 tokens of a rank"),
         ("publishing", f"{_ms(profile.publish_seconds)} per version"),
         ("overhead", f"{_ms(profile.overhead_seconds)} for a step"),
+        ("at once", f"learner {_slower(learner.contention)}, sampler {_slower(decode.contention)}"),
         ("switches", f"learner {_turn(profile.switch.learner)}, sampler {_turn(profile.switch.sampler)}"),
     ]  # fmt: skip
     return [f"{label:<12}{text}" for label, text in rows]
@@ -171,6 +172,11 @@ def _rate(operations: float) -> str:
 def _told(seconds: float) -> str:
     """A coefficient of a fit: what is 0 may be in another one."""
     return _ms(seconds) if seconds else "not told apart"
+
+
+def _slower(contention: float) -> str:
+    """By how much work takes longer for each other process that computes at the same time."""
+    return f"{contention:.0%} slower for each other process" if contention else "not measured"
 
 
 def _turn(switch: SwitchProfile) -> str:

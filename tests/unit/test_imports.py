@@ -56,6 +56,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
     },
     "the driver has no torch, but for what few runs need of it": {
         "rl_trainer.algorithms.value_targets": {"rl_trainer.algorithms.gae", "torch"},
+        "rl_trainer.model.excerpt": {"rl_trainer.model.decoder", "torch"},
         "rl_trainer.model.resolve": {"rl_trainer.model.presets"},
     },
     "Ray is imported while the driver does other things, and its private modules only where they are patched": {

@@ -1,6 +1,8 @@
 """Seconds and bytes of what a step does, from a profile. Pure.
 
     learning   alpha + (beta + logProb + value) x tokens / ranks for each part; allReduce and optimizer once a step
+    contention work takes longer by a share for each other process that computes at once (processors of a node have their
+               memory and its caches in common), and was measured beside as many as there were
     all-reduce 2 (n - 1) / n of the bytes pass each of n ranks in a ring, as (Patarasuk and Yuan 2009): scaled from the
                ranks measured. Where one rank was measured, once round takes as long as publishing: gradients are as large
                as the weights, and go from process to process on the same machines
@@ -28,10 +30,24 @@ COPIED_BYTES_PER_SECOND: Final = 1e9
 """Of tensors that leave a device, or come back, where neither role was measured: what one core copies at least."""
 
 
-def learn_seconds(profile: RunProfile, tokens: float, ranks: int) -> float:
-    """Of one part of `tokens` prompt and answer tokens on `ranks` learner ranks, without what is once a step."""
+def learn_seconds(profile: RunProfile, tokens: float, ranks: int, samplers: float = 0.0) -> float:
+    """Of one part of `tokens` prompt and answer tokens on `ranks` learner ranks, without what is once a step.
+
+    `samplers`: how many of them decode meanwhile.
+    """
     learner = profile.learner
-    return learner.alpha + (learner.beta + learner.log_prob + learner.value) * tokens / ranks
+    slower = crowded(learner.contention, ranks - 1 + samplers, profile.devices.learner_company)
+    return learner.alpha + slower * (learner.beta + learner.log_prob + learner.value) * tokens / ranks
+
+
+def decode_crowded(profile: RunProfile, others: float) -> float:
+    """How much longer decoding takes than it was measured to, where `others` compute at once."""
+    return crowded(profile.decode.contention, others, profile.devices.sampler_company)
+
+
+def crowded(contention: float, others: float, measured: float) -> float:
+    """How much longer work takes beside `others` processes than beside `measured` of them, each costing the same share."""
+    return (1 + contention * max(0.0, others)) / (1 + contention * measured)
 
 
 def next_part_seconds(profile: RunProfile) -> float:

@@ -40,16 +40,21 @@ class VirtualSampler:
     epoch: int = 0
     order: int = 0
     busy_since: float | None = None
+    slower: float = 1.0
+    """Than `decode` says, as others compute at once."""
 
     def seconds(self, steps: float) -> float:
         """Of the next `steps` decode steps, in which no sequence ends."""
         model, n = self.decode, len(self.active)
-        return max(0.0, steps * self._linear + model.per_cached_token * n * steps * steps / 2)
+        quadratic = self.slower * model.per_cached_token * n / 2
+        return max(0.0, steps * self._linear + quadratic * steps * steps)
 
     @property
     def _linear(self) -> float:
         model, n = self.decode, len(self.active)
-        return model.base + model.per_active * n + model.per_cached_token * (self.cached - n / 2)
+        return self.slower * (
+            model.base + model.per_active * n + model.per_cached_token * (self.cached - n / 2)
+        )
 
     def advance(self, now: float) -> None:
         """Bring its decode steps up to `now`: the inverse of `seconds`."""
@@ -60,7 +65,7 @@ class VirtualSampler:
         if not self.active or not self.has_devices:
             return
         n, linear = len(self.active), self._linear
-        square = self.decode.per_cached_token * n / 2
+        square = self.slower * self.decode.per_cached_token * n / 2
         steps = (
             elapsed / linear
             if square * elapsed < 1e-12 * linear * linear
@@ -74,7 +79,7 @@ class VirtualSampler:
         """Begin with the first that waits; `rate`: tokens read in a second, None: reading takes no time."""
         member = self.waiting.popleft()
         if rate is not None:
-            self.at = max(self.at, now) + member.cached / rate
+            self.at = max(self.at, now) + self.slower * member.cached / rate
         self.order += 1
         begins = math.ceil(self.steps - 1e-9)  # with the next decode step
         heapq.heappush(self.active, (begins + max(1, member.left), self.order, member, begins))

@@ -6,7 +6,7 @@ sorted by an estimate, and the best of them run in virtual time (`rl_api.planner
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from pydantic import Field
@@ -104,9 +104,20 @@ class Tried:
 def predict(profile: RunProfile, placement: Placement, in_order: bool | None = None) -> Simulated:
     """What some steps of a run are with this placement; a large run in proportion. `in_order`: see `Room`."""
     small, placed, fewer = in_proportion(profile, placement)
-    steps = 3 if profile.max_staleness == 0 else 5 + profile.max_staleness
+    settled, steps = settling(profile.max_staleness)
     queue = Admission(small.prompts_per_step, placed.samplers, profile.max_staleness, in_order)
-    return simulate(small, placed, steps=steps, queue=queue, fewer=fewer)
+    return replace(simulate(small, placed, steps=steps, queue=queue, fewer=fewer), settled=settled)
+
+
+def settling(staleness: int) -> tuple[int, int]:
+    """Steps to leave out at the beginning, and those to simulate in all.
+
+    Groups of staleness + 1 steps are under way at once, and of these steps one may end right after another: means are over
+    as many of them, twice.
+    """
+    if staleness == 0:
+        return 1, 3
+    return staleness + 2, staleness + 2 + 2 * (staleness + 1)
 
 
 def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True, most: int = MOST_SIMULATED) -> Plan:

@@ -42,6 +42,10 @@ class DevicesProfile(Model):
     """Devices of a node; null: not known, all count as one node's."""
     memory: Size | None = None
     """Of one device; null: not known, and nothing is held against it."""
+    learner_company: float = Field(default=0.0, ge=0, le=1_000_000)
+    """Other learners and samplers that computed while a learner did, their mean; held against `contention` alone."""
+    sampler_company: float = Field(default=0.0, ge=0, le=1_000_000)
+    """Other learners and samplers that computed while a sampler did, their mean."""
 
 
 class DecodeProfile(Model):
@@ -55,6 +59,9 @@ class DecodeProfile(Model):
     """Seconds per token of keys and values that is read."""
     slots: int = Field(ge=1, le=1_000_000)
     """Sequences decoded at once."""
+    contention: float = Field(default=0.0, ge=0, le=1)
+    """Share by which a step takes longer for each other process that computes at once, as processors of a node have their
+    memory in common; 0: none, or it was not measured."""
 
 
 class LearnerProfile(Model):
@@ -72,6 +79,8 @@ class LearnerProfile(Model):
     """Seconds per token of a rank, of the passes that give log-probabilities of the policy and of the reference; 0: none."""
     value: Seconds = 0.0
     """Seconds per token of a rank, of the critic's passes; 0: none."""
+    contention: float = Field(default=0.0, ge=0, le=1)
+    """As of decoding: the share by which passes take longer for each other process that computes at once."""
 
 
 class SwitchProfile(Model):

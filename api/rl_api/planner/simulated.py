@@ -33,6 +33,7 @@ class Simulated:
         spans: what devices did, in order of their ends.
         trained: groups that were trained on, in order.
         generating, learning: seconds per step that samplers (their mean) and learners were at work.
+        settled: steps at the beginning that stand for no others, as nothing was under way before them.
     """
 
     published: list[float]
@@ -40,13 +41,15 @@ class Simulated:
     trained: list[int]
     generating: float
     learning: float
+    settled: int = 1
 
     @property
     def step_seconds(self) -> float:
-        """Mean of a step, the first left out where there are others."""
-        if len(self.published) == 1:
-            return self.published[0]
-        return (self.published[-1] - self.published[0]) / (len(self.published) - 1)
+        """Mean of a step, those at the beginning left out where there are others."""
+        first = min(self.settled, len(self.published) - 1)
+        if first == 0:
+            return self.published[-1] / len(self.published)
+        return (self.published[-1] - self.published[first - 1]) / (len(self.published) - first)
 
     def last_step(self) -> list[Span]:
         """Spans of the last step, from 0."""

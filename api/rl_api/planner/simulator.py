@@ -17,7 +17,14 @@ import random
 from collections.abc import Sequence
 
 from rl_api.planner.admission import LEARNERS, Admission, Leases, Queue, Turns
-from rl_api.planner.cost import Turn, learn_seconds, next_part_seconds, turn, update_seconds
+from rl_api.planner.cost import (
+    Turn,
+    decode_crowded,
+    learn_seconds,
+    next_part_seconds,
+    turn,
+    update_seconds,
+)
 from rl_api.planner.decoding import Member, VirtualSampler
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
@@ -57,6 +64,7 @@ class _Run:
     ) -> None:
         self.learner_rows = max(1, placement.shared, round(placement.learners / fewer))
         self.profile, self.placement, self.seed = profile, placement, seed
+        self.fewer = fewer
         self.groups, self.size = profile.prompts_per_step, profile.group_size
         self.queue: Queue = queue or Admission(self.groups, placement.samplers, profile.max_staleness)
         self.leases: Leases = leases or Turns()
@@ -70,6 +78,9 @@ class _Run:
             )
             for index in range(placement.samplers)
         ]
+        self.line = list(
+            self.samplers
+        )  # who asks first for groups: each comes last again when it has got some
         self.events: list[tuple[float, int, str, int, int]] = []
         self.number = 0
         self.now = 0.0
@@ -98,10 +109,12 @@ class _Run:
             self._at(outage.at, "lost", number)
             self._at(outage.at + outage.seconds, "back", number)
         self._fill_all()
+        self._crowd()
         handlers = {
             "scored_group": self._scored_group,
             "part_learned": self._part_learned,
             "published": self._published,
+            "stops": self._stops_later,
             "lost": self._lost,
             "back": self._back,
         }
@@ -113,6 +126,7 @@ class _Run:
                     self._ended(sampler)
             else:
                 handlers[what](which)
+            self._crowd()
         if len(self.result.published) < steps:
             raise AssertionError("nothing happens any more, and the steps are not done")
         for sampler in self.samplers:
@@ -135,10 +149,30 @@ class _Run:
         if end > start:
             self.result.spans.append(Span(row, what, start, end))
 
+    # -- who computes at once ------------------------------------------------------------------------------------
+
+    def _crowd(self) -> None:
+        """Samplers decode slower, or faster again, where more or fewer compute at once than so far."""
+        if not self.profile.decode.contention:
+            return
+        decoding = self._decoding
+        others = decoding * self.fewer - 1 + (self.placement.learners if self.learning else 0)
+        slower = decode_crowded(self.profile, others)
+        for sampler in self.samplers:
+            if sampler.slower != slower:
+                sampler.advance(self.now)
+                sampler.slower = slower
+                self._schedule(sampler)
+
+    @property
+    def _decoding(self) -> int:
+        """Samplers that decode now."""
+        return sum(bool(one.active) and one.has_devices and one.alive for one in self.samplers)
+
     # -- samplers ------------------------------------------------------------------------------------------------
 
     def _fill_all(self) -> None:
-        for sampler in self.samplers:
+        for sampler in list(self.line):
             self._fill(sampler)
 
     def _fill(self, sampler: VirtualSampler) -> None:
@@ -153,6 +187,8 @@ class _Run:
             tickets = self.queue.acquire(sampler.index, -(-free // self.size))
             if not tickets:
                 break
+            self.line.remove(sampler)
+            self.line.append(sampler)
             for group in tickets:
                 members = self.begun.pop(group, None)
                 if members is None:
@@ -271,11 +307,22 @@ class _Run:
                 self._stops(sampler)
 
     def _stops(self, sampler: VirtualSampler) -> None:
-        """Between two tokens; it keeps its sequences, and where tensors leave the device it reads them again later."""
+        """Between two tokens, when what has ended is scored. It keeps its sequences; where tensors leave the device they are
+        read again later."""
+        if sampler.at > self.now:
+            self._at(sampler.at, "stops", sampler.index)
+            return
         sampler.advance(self.now)
         self._rests(sampler)
         self._leaves(sampler)
         sampler.epoch += 1
+
+    def _stops_later(self, index: int) -> None:
+        """Learners still wait for the device of one that is done with what kept it."""
+        sampler = self.samplers[index]
+        if self.part is not None and not self.learning and sampler.alive and sampler.has_devices:
+            self._stops(sampler)
+            self._begin()
 
     def _left(self, sampler: VirtualSampler) -> None:
         """One that is draining has nothing left."""
@@ -325,7 +372,8 @@ class _Run:
         tokens = sum(
             sum(self._lengths(group)) + self.size * self.profile.prompt_tokens for group in self.part
         )
-        end = begin + learn_seconds(self.profile, tokens, self.placement.learners)
+        samplers = self._decoding * self.fewer
+        end = begin + learn_seconds(self.profile, tokens, self.placement.learners, samplers)
         self._learns("learn", begin, end)
         self._at(end, "part_learned", 0)
 

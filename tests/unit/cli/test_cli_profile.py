@@ -18,7 +18,7 @@ PROFILE = RunProfile.model_validate(
         "promptTokens": 21,
         "lengths": [10, 20, 32, 32],
         "limit": 32,
-        "learner": {"alpha": 0.011, "beta": 5e-5, "allReduce": 0.001},
+        "learner": {"alpha": 0.011, "beta": 5e-5, "allReduce": 0.001, "contention": 0.125},
         "switch": {"learner": {"onload": 0.25, "offload": 0.5}},
     }
 )
@@ -45,6 +45,7 @@ def test_what_was_measured_is_said_in_units_that_people_read():
     assert found["prompts"] == "21 tokens each, 15,000 tokens/s"
     assert found["answers"] == "24 tokens, longest 32, 50% cut at the limit"
     assert found["training"] == "50 ms per 1,000 tokens of a rank, 11 ms for a part, 1 ms for a step"
+    assert found["at"] == "once     learner 12% slower for each other process, sampler not measured"
     assert found["switches"] == "learner 750 ms, sampler not measured"
 
 

@@ -133,7 +133,9 @@ def test_who_waits_for_a_device_on_which_nobody_works_wakes_up():
         *STEP[-2:],
         decoded(),
     ]
-    measurements = Measurements(SPEC)
+    measurements = Measurements(
+        SPEC.model_copy(update={"buffer": SPEC.buffer.model_copy(update={"max_staleness": 0})})
+    )
     measurements.step(GROUPS, spans, (100.0, 107.0))
     found = measurements.profile()
     assert found.switch.learner.wake == pytest.approx(0.5)
@@ -185,6 +187,25 @@ def test_an_answer_longer_than_the_limit_counts_as_one_at_the_limit():
     measurements = Measurements(SPEC)
     measurements.step([group(0, [40, 1])], STEP)
     assert measurements.profile().lengths == (32, 1)
+
+
+def test_what_computing_at_once_costs_is_as_it_was_tried_and_company_as_it_was():
+    measurements = Measurements(
+        SPEC.model_copy(update={"buffer": SPEC.buffer.model_copy(update={"max_staleness": 0})})
+    )
+    spans = [
+        decoded(),
+        Span("sampler 0", "generate", 100.0, 104.0),
+        Span("learner 0", "train", 104.0, 106.0),
+        Span("learner 1", "train", 104.0, 105.0),
+        *STEP[-2:],
+    ]
+    measurements.step(GROUPS, spans)
+    assert measurements.profile().learner.contention == 0.0
+    measurements.contended({"learner": 0.25, "sampler": 0.125})
+    found = measurements.profile()
+    assert (found.learner.contention, found.decode.contention) == (0.25, 0.125)
+    assert (found.devices.learner_company, found.devices.sampler_company) == (pytest.approx(2 / 3), 0.0)
 
 
 def test_the_profile_is_read_back_as_it_was_written(tmp_path):

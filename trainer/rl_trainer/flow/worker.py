@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,21 @@ class Worker:
         with self.spans.span(name) as said:
             said["bytes"] = size = move()
         return size
+
+    def repeat(self, work: Callable[[], Callable[[], object]], seconds: float) -> list[tuple[float, float]]:
+        """Does what `work` returns again and again for `seconds`, at least twice.
+
+        Returns when each of them began and ended, seconds since the epoch; one before them, of cold caches, is not told.
+        """
+        once = work()
+        once()
+        found: list[tuple[float, float]] = []
+        began = time.time()
+        while len(found) < 2 or found[-1][1] - began < seconds:
+            start = time.time()
+            once()
+            found.append((start, time.time()))
+        return found
 
     def send(self, value: Any, to: int | None = None, way: Way | None = None) -> Parcel:
         """A parcel with `value`, for `recv` of another worker; see `Desk.send`."""

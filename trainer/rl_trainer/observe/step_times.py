@@ -11,7 +11,8 @@ SWITCHES = ("onload", "offload", "wake")
 """Spans of a change of who has the devices."""
 
 _WORK = {"sampler": ("generate", "score"), "learner": ("train", "log probs", "values")}
-_COMPUTING = {"sampler": ("generate",), "learner": _WORK["learner"]}
+COMPUTING = {"sampler": ("generate",), "learner": _WORK["learner"]}
+"""By role its spans of work on a device."""
 
 
 def step_times(spans: Iterable[Span]) -> dict[str, float]:
@@ -56,10 +57,10 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
 
 def computing_seconds(spans: Iterable[Span]) -> dict[str, float]:
     """Seconds by role in which its actors decoded, or learned, all of them together."""
-    seconds = dict.fromkeys(_COMPUTING, 0.0)
+    seconds = dict.fromkeys(COMPUTING, 0.0)
     for span in spans:
         role = span.actor.split(" ")[0]
-        if span.name in _COMPUTING.get(role, ()):
+        if span.name in COMPUTING.get(role, ()):
             seconds[role] += span.end - span.start
     return seconds
 

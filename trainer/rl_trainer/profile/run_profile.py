@@ -19,8 +19,9 @@ from rl_api.planner.profile import (
     SwitchProfile,
 )
 from rl_api.run import RunSpec
-from rl_trainer.observe.step_times import SWITCHES, uncovered
+from rl_trainer.observe.step_times import SWITCHES
 from rl_trainer.observe.timeline import MEASURED, Span
+from rl_trainer.profile.idle import Idle
 from rl_trainer.profile.least_squares import LeastSquares
 from rl_trainer.profile.reservoir import Reservoir
 from rl_trainer.trajectory import Group
@@ -65,11 +66,14 @@ class Measurements:
     lengths: Reservoir = field(init=False)
     _decode: LeastSquares = field(default_factory=lambda: LeastSquares(3))
     _means: dict[str, Mean] = field(default_factory=lambda: defaultdict(Mean))
+    _idle: Idle = field(init=False)
+    _contention: dict[str, float] = field(default_factory=dict)
     _reads_again: bool = False
     _memory: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def __post_init__(self) -> None:
         self.lengths = Reservoir(MOST_LENGTHS, self.spec.seed)
+        self._idle = Idle(self.spec)
 
     def step(
         self, groups: Sequence[Group], spans: Iterable[Span], during: tuple[float, float] | None = None
@@ -103,29 +107,21 @@ class Measurements:
         self._means["score"].add(0.0, len(groups))
         self._means["tool"].add(0.0, len(lengths))
         self._learned(learners, tokens)
+        for role, seconds in self._idle.wakes(spans):
+            self._means[f"wake/{role}"].add(seconds)
+        for role, (beside, seconds) in self._idle.company().items():
+            self._means[f"company/{role}"].add(beside, seconds)
         if during is not None:
-            self._idle(spans, during)
-
-    def _idle(self, spans: Sequence[Span], during: tuple[float, float]) -> None:
-        """Seconds of a step in which nobody did what the profile has a number for, or what is no part of every step: those
-        of who waits for a device are what it takes to wake up on it, all others are overhead.
-
-        Where samplers run ahead the groups that they are at while learners wait are not known yet: all of the wait is work.
-        """
-        left_out = {MEASURED, "lease"} | ({"wait"} if self.spec.buffer.max_staleness == 0 else set())
-        working = [(span.start, span.end) for span in spans if span.name not in left_out]
-        waits = [span for span in spans if span.name == "lease"]
-        for span in waits:
-            role = "learner" if span.actor == "driver" else span.actor.split(" ")[0]
-            self._means[f"wake/{role}"].add(uncovered(span.start, span.end, working))
-        self._means["overhead"].add(
-            uncovered(*during, [*working, *((span.start, span.end) for span in waits)])
-        )
+            self._means["overhead"].add(self._idle.overhead(spans, during))
 
     def switched(self, spans: Iterable[Span]) -> None:
         """What it takes to change who has the devices, where that was tried; of several numbers the mean."""
         for span in spans:
             self._took(span.actor.split(" ")[0], span)
+
+    def contended(self, shares: Mapping[str, float]) -> None:
+        """By role the `contention` that was tried."""
+        self._contention = dict(shares)
 
     def profile(self) -> RunProfile | None:
         """What was measured; None: not enough of it, as with an engine that tells nothing of its steps."""
@@ -141,6 +137,8 @@ class Measurements:
                 learner=spec.learner.ranks,
                 sampler=spec.sampler.replicas,
                 per_sampler=max(1, spec.sampler.devices),
+                learner_company=self._means["company/learner"].value,
+                sampler_company=self._means["company/sampler"].value,
             ),
             steps=self.steps,
             group_size=spec.algorithm.group_size,
@@ -151,6 +149,7 @@ class Measurements:
                 per_active=per_active,
                 per_cached_token=per_cached_token,
                 slots=spec.sampler.max_sequences,
+                contention=self._contention.get("sampler", 0.0),
             ),
             prefill_tokens_per_second=1 / prefill if prefill else None,
             prompt_tokens=max(0.0, mean["prompt"]),
@@ -166,6 +165,7 @@ class Measurements:
                 optimizer=mean["optimizer"],
                 log_prob=mean["log_probs"],
                 value=mean["values"],
+                contention=self._contention.get("learner", 0.0),
             ),
             publish_seconds=sum(
                 self._means[f"publish/{part}"].value for part in ("learner", "driver", "load")

@@ -107,9 +107,19 @@ class Samplers:
     @property
     def accelerated(self) -> bool:
         """Whether learner and samplers have GPUs."""
+        return all(self.gpus)
+
+    @property
+    def gpus(self) -> list[float]:
+        """Those of a learner, and of each sampler."""
         ranks = [*self._samplers]
         options = [self._placement.reservation.options("learner 0"), *map(self._placement.sampler, ranks)]
-        return all(cast(float, one["num_gpus"]) > 0 for one in options)
+        return [cast(float, one["num_gpus"]) for one in options]
+
+    def have_ended(self, within: float) -> bool:
+        """Whether all have stopped sampling, as the buffer has told them; waits no longer than `within` seconds for that."""
+        runs = [one.run for one in self._samplers.values()]
+        return not ray.wait(runs, num_returns=len(runs), timeout=within)[1]
 
     def wait_ready(self) -> None:
         """Returns when every sampler has loaded model and task, and evaluates."""

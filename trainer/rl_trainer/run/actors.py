@@ -10,6 +10,7 @@ from typing import Any
 from rl_api import RunSpec
 from rl_api.handing_over import hands_over, keeps_devices
 from rl_api.parts import part_groups
+from rl_api.planner.profile import RunProfile
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.groups import BufferConfig
@@ -26,6 +27,7 @@ from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.run.broadcasts import Broadcasts
+from rl_trainer.run.contending import contend, excerpts
 from rl_trainer.run.remote_run import INITIAL
 from rl_trainer.run.residency import with_residency
 from rl_trainer.tasks import Answer, Prompt
@@ -34,6 +36,8 @@ from rl_trainer.weights.transports.publication import Publication
 
 # No batch for this long: samplers hang.
 STALL_SECONDS = 3600.0
+# For samplers to end the step of their engines that they are at.
+ENDED_SECONDS = 30.0
 
 
 @dataclass
@@ -225,6 +229,15 @@ class Actors:
         """Answers at the run's temperature with the weights as they are now, known by `label`, which is below -1."""
         published, _ = self.learners.publish(label)
         return self.samplers.evaluate(prompts, published, greedy=False)
+
+    def contention(self, profile: RunProfile, model: Path) -> dict[str, float]:
+        """By role how much slower its work gets for each other process that computes at once: tried, when samplers have been
+        told to stop. Empty where that is not known: on GPUs, and of engines and models that are not ours."""
+        tried = self.spec.sampler.engine == "torch" and not any(self.samplers.gpus)
+        work = excerpts(self.spec, profile, model) if tried else {}
+        if not work or not self.samplers.have_ended(ENDED_SECONDS):
+            return {}
+        return contend({"learner": self.learners.workers, "sampler": self.samplers.workers}, work)
 
     def drain_spans(self) -> list[Span]:
         """What driver and actors did since the last call."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rl_api import RunSpec
+from rl_api.errors import RLTrainError
 from rl_api.planner.profile import PROFILE_FILE, RunProfile, save_profile
 from rl_trainer.error_text import first_line
 from rl_trainer.observe.timeline import Span
@@ -42,6 +43,18 @@ class Profiler:
             call()
             spans.append(Span("learner", name, start, start + time.perf_counter() - began))
         self.measurements.switched(spans)
+        self._written = 0
+
+    def try_contention(self, tried: Callable[[RunProfile], Mapping[str, float]]) -> None:
+        """Learners and samplers compute at once, to know what that costs: `tried` says it by role. Where that fails it is a
+        warning: the run has done all that it is for."""
+        profile = self.profile()
+        if profile is None:
+            return
+        try:
+            self.measurements.contended(tried(profile))
+        except RLTrainError as error:
+            self._warn(f"what computing at once costs is not known: {first_line(error)}")
         self._written = 0
 
     def profile(self) -> RunProfile | None:

@@ -73,7 +73,8 @@ class Session(Attempt):
             console: tells how it goes.
             debug: Ray's own lines are shown.
             dashboard: Ray has its dashboard.
-            try_switches: the profile says too what it takes learners to leave devices and to come back.
+            try_switches: the profile says too what a run that shares no device cannot know: what it takes learners to leave
+                one and to come back, and what it costs to compute at once.
         """
         super().__init__(run, folder, console)
         self.debug, self.dashboard, self.try_switches = debug, dashboard, try_switches
@@ -362,10 +363,11 @@ class Session(Attempt):
         if self.spec.task.evaluation is not None and self.counters.heldout_step != self.counters.step:
             self._evaluate()
             self.recorder.metrics.event("evaluation", step=self.counters.step, score=self.counters.heldout)
+        self.actors.buffer.stop()
         if self.try_switches and not self.spec.shared_samplers:  # else they are measured all the time
             learners = self.actors.learners
+            self.profiler.try_contention(partial(self.actors.contention, model=self.inputs.model))
             self.profiler.try_switches(learners.offload, learners.onload)
-        self.actors.buffer.stop()
         self._export(self.folder.final)
         self.recorder.timeline.write(self.actors.drain_spans())
         summary = self._summarize(reason)

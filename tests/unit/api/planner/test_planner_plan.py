@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from rl_api.planner.cost import (
     update_seconds,
 )
 from rl_api.planner.placement import Placement
-from rl_api.planner.plan import Tried, make_plan, predict, runner_up, scaled_profile, simplest
+from rl_api.planner.plan import Tried, make_plan, predict, runner_up, scaled_profile, settling, simplest
 from rl_api.planner.profile import (
     DecodeProfile,
     DevicesProfile,
@@ -74,6 +75,18 @@ def test_the_plan_is_the_fastest_of_what_was_simulated_and_says_why() -> None:
     modes = {plan.mode, *(one.mode for one in plan.alternatives)}
     assert modes == {"disaggregated", "collocated", "hybrid"}
     assert predict(PROFILE, plan.placement).step_seconds == plan.predicted_step_seconds
+
+
+def test_where_samplers_run_ahead_steps_at_the_beginning_count_for_nothing() -> None:
+    """One step may end right after another, as groups of several are under way: means are over as many, twice."""
+    assert [settling(staleness) for staleness in (0, 1, 2)] == [(1, 3), (3, 7), (4, 10)]
+    published = [30.0, 31.0, 41.0, 42.0, 52.0, 53.0, 63.0]
+    assert replace(Simulated(published, [], [], 0.0, 0.0), settled=3).step_seconds == 5.5
+    assert Simulated(published[:2], [], [], 0.0, 0.0, settled=3).step_seconds == 1.0
+    assert Simulated([30.0], [], [], 0.0, 0.0, settled=3).step_seconds == 30.0
+    ahead = PROFILE.model_copy(update={"max_staleness": 1})
+    found = predict(ahead, Placement(1, 1, 0, 16))
+    assert (found.settled, len(found.published)) == (3, 7)
 
 
 def test_of_placements_as_fast_the_one_in_which_fewer_share_is_taken() -> None:

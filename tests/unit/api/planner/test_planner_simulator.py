@@ -125,6 +125,20 @@ def test_staleness_lets_samplers_go_on() -> None:
     assert result.step_seconds == pytest.approx(11.0, rel=0.1)  # the learner and publishing alone
 
 
+def test_where_samplers_run_ahead_each_gets_groups_in_its_turn() -> None:
+    """A sampler that would take all that there is at once comes last the next time."""
+    profile = _with(max_staleness=1, decode=DecodeProfile(base=1.0, per_active=0.1, slots=64))
+    run = simulate(profile, Placement(1, 2, 0, 4), steps=9)
+    begun = [span for span in run.spans if span.what == "sample" and span.start > run.published[2]]
+    assert {span.row for span in begun} == {"sampler 0", "sampler 1"}
+
+
+def test_learners_wait_until_a_sampler_has_scored_what_has_ended() -> None:
+    """Groups of two steps end at once, at 10 s, and take 2 s each to be scored: 4 of them are there at 18, all at 26."""
+    run = simulate(_with(max_staleness=1, score_seconds=2.0), Placement(1, 1, 1, 4), steps=1)
+    assert min(span.start for span in run.spans if span.what == "learn") == pytest.approx(26.0)
+
+
 def test_a_sampler_that_is_lost_costs_time_and_no_prompt() -> None:
     placement = Placement(1, 2, 0, 4)
     whole = simulate(PROFILE, placement, steps=2)

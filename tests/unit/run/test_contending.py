@@ -1,0 +1,107 @@
+"""Who computes at once to know what that costs: what work it is, who is asked, and what becomes of what fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rl_api.errors import DeadlineExceeded
+from rl_api.planner.profile import DecodeProfile, LearnerProfile, RunProfile
+from rl_api.run import RunSpec
+from rl_trainer.run.contending import contend, excerpts
+from rl_trainer.run.profiler import Profiler
+
+PROFILE = RunProfile(
+    group_size=8,
+    prompts_per_step=4,
+    decode=DecodeProfile(base=0.001, slots=12),
+    lengths=(9, 15),
+    prompt_tokens=8.0,
+    learner=LearnerProfile(beta=0.001),
+)
+SPEC = RunSpec.model_validate(
+    {
+        "algorithm": {"promptsPerStep": 4, "groupSize": 8},
+        "learner": {"replicas": 2, "tokensPerMicroBatch": 200},
+        "sampler": {"replicas": 2},
+    }
+)
+CONFIG = """{"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+"num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 64, "hidden_act": "silu"}"""
+
+
+class Group:
+    """In place of a group of workers, whose pieces take `alone` seconds, and `beside` where all are asked."""
+
+    def __init__(self, role: str, size: int, alone: float, beside: float, asked: list[Any]) -> None:
+        self.role, self.actors, self.alone, self.beside, self.asked = (
+            role,
+            dict.fromkeys(range(1, size + 1)),
+            alone,
+            beside,
+            asked,
+        )
+
+    def one(self, rank: int, method: str, work: str, seconds: float) -> Any:
+        self.asked.append((method, f"{self.role} {rank}", work))
+        return self._said([self.alone])
+
+    def all(self, method: str, work: str, seconds: float) -> Any:
+        self.asked.append((method, f"{self.role}s", work))
+        return self._said([self.beside] * len(self.actors))
+
+    @staticmethod
+    def _said(lengths: list[float]) -> Any:
+        told = [[(number * one, (number + 1) * one) for number in range(4)] for one in lengths]
+        return SimpleNamespace(wait=lambda phase, timeout: told)
+
+
+def test_work_is_the_runs_own_in_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG)
+    found = excerpts(SPEC, PROFILE, tmp_path)
+    learner, sampler = found["learner"], found["sampler"]
+    assert (learner.rows, learner.length, learner.learns) == (10, 20, True)  # a micro-batch
+    assert (sampler.rows, sampler.length, sampler.learns) == (12, 1, False)  # all slots
+    (tmp_path / "config.json").write_text(CONFIG.replace("llama", "another"))
+    assert excerpts(SPEC, PROFILE, tmp_path) == {}
+
+
+def test_one_computes_alone_and_then_all_do() -> None:
+    asked: list[Any] = []
+    groups: Any = {
+        "learner": Group("learner", 1, 1.0, 1.25, asked),
+        "sampler": Group("sampler", 2, 2.0, 3.0, asked),
+    }
+    work: Any = {"learner": "passes"}
+    # While all work four pieces of 1.25 s are done, and two of 3 s; alone one takes 1 s.
+    assert contend(groups, work) == {"learner": pytest.approx(0.25 / 2)}
+    assert asked == [
+        ("repeat", "learner 1", "passes"),
+        ("repeat", "learners", "passes"),
+        ("repeat", "samplers", "passes"),
+    ]
+
+
+def test_a_run_does_not_fail_of_what_is_tried_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    profiler = Profiler(SPEC, tmp_path, warned.append)
+
+    def fails(profile: RunProfile) -> dict[str, float]:
+        raise DeadlineExceeded("sampler 0: no answer after 60 s while computing at once")
+
+    profiler.try_contention(fails)
+    assert warned == [], "nothing is known, nothing is tried"
+    monkeypatch.setattr(profiler, "profile", lambda: PROFILE)
+    profiler.try_contention(fails)
+    assert warned == [
+        "what computing at once costs is not known: sampler 0: no answer after 60 s while computing at once"
+    ]
+    told: list[Any] = []
+    monkeypatch.setattr(profiler.measurements, "contended", told.append)
+    profiler.try_contention(lambda profile: {"learner": profile.mean_length})
+    assert told == [{"learner": 12.0}]

@@ -1,0 +1,48 @@
+"""Learners and samplers really compute at once, for a moment, to know what that costs each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rl_api import RunSpec
+from rl_api.planner.profile import RunProfile
+from rl_trainer.flow.worker_group import WorkerGroup
+from rl_trainer.model.config import UnsupportedModelError, read_config
+from rl_trainer.model.excerpt import Excerpt
+from rl_trainer.profile.contention import contention
+
+# Seconds of pieces of work by one process, and by all.
+_ALONE, _TOGETHER = 0.2, 0.3
+# For answers of processes that have nothing else to do.
+_PATIENCE = 60.0
+
+
+def excerpts(spec: RunSpec, profile: RunProfile, model: Path) -> dict[str, Excerpt]:
+    """By role a piece of its work as the run has it; none for a model that our decoder does not run."""
+    try:
+        config = read_config(model)
+    except UnsupportedModelError:
+        return {}
+    length = max(1, round(profile.prompt_tokens + profile.mean_length))
+    rows = min(profile.answers // spec.learner.ranks, spec.learner.tokens_per_micro_batch // length)
+    active = min(profile.decode.slots, profile.answers // spec.sampler.replicas)
+    return {
+        "learner": Excerpt(config, max(1, rows), length, True, spec.learner.threads).short(),
+        "sampler": Excerpt(config, max(1, active), 1, False, spec.sampler.threads).short(),
+    }
+
+
+def contend(groups: Mapping[str, WorkerGroup], work: Mapping[str, Excerpt]) -> dict[str, float]:
+    """By role its `contention`: one of its processes does the work alone, then all of both roles do.
+
+    `groups` by role; none of them does anything else. Raises as `Handle.wait`.
+    """
+    found = {}
+    for role, piece in work.items():
+        rank = min(groups[role].actors)
+        (alone,) = groups[role].one(rank, "repeat", piece, _ALONE).wait("computing alone", _PATIENCE)
+        handles = [group.all("repeat", piece, _TOGETHER) for group in groups.values()]
+        together = [times for handle in handles for times in handle.wait("computing at once", _PATIENCE)]
+        found[role] = contention(alone, together)
+    return found
