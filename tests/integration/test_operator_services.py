@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -19,13 +20,17 @@ CLAIM = {"storage": {"persistentVolumeClaim": "checkpoints"}}
 
 
 class Control:
-    """A service's control without checkpoints, at whatever address its head has."""
+    """A service's control without checkpoints, at whatever address its head has. It answers to `token` alone."""
 
     def __init__(self) -> None:
+        self.token = ""
+        control = self
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = json.dumps({"replicas": [{"id": "one"}], "checkpoints": []}).encode()
-                self.send_response(200)
+                known = control.token and self.headers["Authorization"] == f"Bearer {control.token}"
+                body = json.dumps({"replicas": [{"id": "one"}], "checkpoints": []} if known else {}).encode()
+                self.send_response(200 if known else 401)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -36,8 +41,13 @@ class Control:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever)
 
-    def __enter__(self) -> str:
+    def __enter__(self) -> Control:
         self._thread.start()
+        return self
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def __exit__(self, *_: object) -> None:
@@ -49,9 +59,9 @@ class Control:
 class Following(OperatorProcess):
     """The operator for one namespace, and its services."""
 
-    def __init__(self, kube: KubeApi, namespace: str, log: Path, control: str) -> None:
-        super().__init__(kube.kubeconfig, log, f"--namespace={namespace}", f"--driver-url={control}")
-        self.kube, self.namespace = kube, namespace
+    def __init__(self, kube: KubeApi, namespace: str, log: Path, control: Control) -> None:
+        super().__init__(kube.kubeconfig, log, f"--namespace={namespace}", f"--driver-url={control.url}")
+        self.kube, self.namespace, self._control = kube, namespace, control
 
     def serve(self, name: str, run: str) -> None:
         """A service that follows a run."""
@@ -84,7 +94,7 @@ class Following(OperatorProcess):
         return str(self.until(said, f"service {name} has SourceFound {reason}", NOTICED_SECONDS))
 
     def brought_up(self, name: str) -> None:
-        """What KubeRay does with a RayService, as far as its head."""
+        """What KubeRay does with a RayService, as far as its head, in which the control finds its token."""
 
         def made() -> Any:
             found = self.kube.kubectl(
@@ -94,6 +104,13 @@ class Following(OperatorProcess):
 
         ray = self.until(made, f"RayService {name} is there", NOTICED_SECONDS)
         cluster, spec = f"{name}-abcde", ray["spec"]["rayClusterConfig"]
+        [mounted] = (
+            volume["secret"]["secretName"]
+            for volume in spec["headGroupSpec"]["template"]["spec"]["volumes"]
+            if volume["name"] == "token"
+        )
+        secret = self.kube.get("secret", mounted, "-n", self.namespace)
+        self._control.token = base64.b64decode(secret["data"]["token"]).decode()
         labels = ray["metadata"]["labels"]
         about = {"name": cluster, "labels": labels, "ownerReferences": [controlled_by(ray)]}
         self.kube.apply(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -34,9 +35,9 @@ class Heard:
 
 
 class Controls:
-    """The way to them. `key`: the operator's, from which each has its token."""
+    """The way to them. `key`: gives the operator's, from which each has its token: it is read later than this is made."""
 
-    def __init__(self, drivers: Drivers, key: bytes) -> None:
+    def __init__(self, drivers: Drivers, key: Callable[[], bytes]) -> None:
         self._drivers, self._key = drivers, key
 
     async def ask(
@@ -85,7 +86,7 @@ class Controls:
         head = _head_of(world, wish.cluster)
         if head is None:
             return
-        token = derive_token(self._key, uid, 0, CONTROL)
+        token = derive_token(self._key(), uid, 0, CONTROL)
         try:
             await tell_control(self._drivers, self._url(place, head), token, wish)
         except DriverError as error:
@@ -94,7 +95,7 @@ class Controls:
             )
 
     async def _asked(self, place: Key, uid: str, head: Pod, cluster: str, run: str | None) -> Control:
-        token, now = derive_token(self._key, uid, 0, CONTROL), datetime.now(UTC).replace(microsecond=0)
+        token, now = derive_token(self._key(), uid, 0, CONTROL), datetime.now(UTC).replace(microsecond=0)
         return await ask_control(self._drivers, self._url(place, head), token, cluster, run, now)
 
     def _url(self, place: Key, head: Pod) -> str:

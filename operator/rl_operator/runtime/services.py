@@ -75,7 +75,7 @@ class Services:
             begins: has those looked at whose turn it may be.
         """
         self.cluster, self.settings, self.metrics = cluster, settings, metrics
-        self._controls = Controls(drivers, cluster.key)
+        self._controls = Controls(drivers, lambda: cluster.key)
         self.api, self.store = cluster.api, ServiceStore()
         self.ledger, self._begins = ledger, begins
         self.queue = WorkQueue()
