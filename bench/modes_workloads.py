@@ -40,6 +40,10 @@ class Searching:
 '''
 
 
+AHEAD = 28
+"""Steps where samplers run ahead, of which one may end right after another: of few it is luck where one begins to count."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """One of them. A repetition is `steps` training steps, of which the first are not counted.
@@ -89,11 +93,13 @@ WORKLOADS = (
     Workload("judge", tokens=96, mean=24, reward=0.01),
     # Decoding takes as long with fewer sequences, learning hardly less with two ranks, or a change of hands much.
     Workload("wide, few, swap", tokens=24, hidden=512, prompts=2, group=4, swap=True),
-    Workload("search, staleness 1", tokens=64, mean=20, prompts=4, group=4, staleness=1, tool=0.4),
-    Workload("few long answers, staleness 1", tokens=160, prompts=2, group=4, staleness=1),
-    Workload("wide, few, staleness 1", tokens=24, hidden=512, prompts=2, group=4, staleness=1),
-    Workload("long tail, staleness 2", tokens=128, mean=24, staleness=2),
-    Workload("judge, staleness 1", tokens=64, mean=24, group=4, staleness=1, reward=0.02),
+    Workload(
+        "search, staleness 1", tokens=64, mean=20, prompts=4, group=4, staleness=1, tool=0.4, steps=AHEAD
+    ),
+    Workload("few long answers, staleness 1", tokens=160, prompts=2, group=4, staleness=1, steps=AHEAD),
+    Workload("wide, few, staleness 1", tokens=24, hidden=512, prompts=2, group=4, staleness=1, steps=AHEAD),
+    Workload("long tail, staleness 2", tokens=128, mean=24, staleness=2, steps=AHEAD),
+    Workload("judge, staleness 1", tokens=64, mean=24, group=4, staleness=1, reward=0.02, steps=AHEAD),
 )
 
 MODES: dict[str, dict[str, Any]] = {

@@ -174,9 +174,9 @@ def _told(seconds: float) -> str:
     return _ms(seconds) if seconds else "not told apart"
 
 
-def _slower(contention: float) -> str:
+def _slower(contention: float | None) -> str:
     """By how much work takes longer for each other process that computes at the same time."""
-    return f"{contention:.0%} slower for each other process" if contention else "not measured"
+    return f"{contention:.0%} slower for each other process" if contention is not None else "not measured"
 
 
 def _turn(switch: SwitchProfile) -> str:

@@ -45,9 +45,10 @@ def decode_crowded(profile: RunProfile, others: float) -> float:
     return crowded(profile.decode.contention, others, profile.devices.sampler_company)
 
 
-def crowded(contention: float, others: float, measured: float) -> float:
+def crowded(contention: float | None, others: float, measured: float) -> float:
     """How much longer work takes beside `others` processes than beside `measured` of them, each costing the same share."""
-    return (1 + contention * max(0.0, others)) / (1 + contention * measured)
+    share = contention or 0.0
+    return (1 + share * max(0.0, others)) / (1 + share * measured)
 
 
 def next_part_seconds(profile: RunProfile) -> float:

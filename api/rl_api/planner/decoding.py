@@ -40,6 +40,8 @@ class VirtualSampler:
     epoch: int = 0
     order: int = 0
     busy_since: float | None = None
+    owed: float = 0.0
+    """Seconds to take newer weights over, before it goes on."""
     slower: float = 1.0
     """Than `decode` says, as others compute at once."""
 

@@ -59,9 +59,9 @@ class DecodeProfile(Model):
     """Seconds per token of keys and values that is read."""
     slots: int = Field(ge=1, le=1_000_000)
     """Sequences decoded at once."""
-    contention: float = Field(default=0.0, ge=0, le=1)
+    contention: float | None = Field(default=None, ge=0, le=1)
     """Share by which a step takes longer for each other process that computes at once, as processors of a node have their
-    memory in common; 0: none, or it was not measured."""
+    memory in common; null: not measured, and others cost nothing."""
 
 
 class LearnerProfile(Model):
@@ -79,7 +79,7 @@ class LearnerProfile(Model):
     """Seconds per token of a rank, of the passes that give log-probabilities of the policy and of the reference; 0: none."""
     value: Seconds = 0.0
     """Seconds per token of a rank, of the critic's passes; 0: none."""
-    contention: float = Field(default=0.0, ge=0, le=1)
+    contention: float | None = Field(default=None, ge=0, le=1)
     """As of decoding: the share by which passes take longer for each other process that computes at once."""
 
 
@@ -166,6 +166,8 @@ class RunProfile(Model):
     """Seconds of learning."""
     publish_seconds: Seconds = 0.0
     """Seconds from new weights to their being with all samplers."""
+    load_seconds: Seconds = 0.0
+    """Those of publishing in which a sampler takes weights over, and decodes nothing meanwhile."""
     overhead_seconds: Seconds = 0.0
     """Seconds of a step in which nobody of the above works: calls between actors, dealing out batches, records."""
     switch: Switches = Switches()

@@ -202,6 +202,7 @@ class _Run:
             return
         if not sampler.has_devices:
             self._gets_devices(sampler)
+        sampler.at, sampler.owed = max(sampler.at, self.now) + sampler.owed, 0.0
         rate = self.profile.prefill_tokens_per_second
         while sampler.waiting and len(sampler.active) < slots:
             sampler.begin_next(self.now, rate)
@@ -389,8 +390,9 @@ class _Run:
         if self.learned >= self.groups:
             updated = self.now + update_seconds(self.profile, self.placement.learners)
             self._learns("learn", self.now, updated)
-            self._learns("publish", updated, updated + self.profile.between_seconds)
-            self._at(updated + self.profile.between_seconds, "published", 0)
+            there = updated + max(0.0, self.profile.between_seconds - self.profile.load_seconds)
+            self._learns("publish", updated, there)
+            self._at(there, "published", 0)
             return
         self.learning = False
         self._offer()
@@ -409,6 +411,8 @@ class _Run:
         self.result.published.append(self.now)
         self.learned = self.taken = 0
         self.learning = False
+        for sampler in self.samplers:
+            sampler.owed = self.profile.load_seconds
         self.lengths.pop(self.version - 8, None)
         for sampler in self.samplers:
             if sampler.handed_over:

@@ -77,6 +77,7 @@ def test_what_all_actors_tell_becomes_the_profile_of_the_run():
     assert found.learner.optimizer == pytest.approx(0.125)  # which more ranks do not change
     assert found.learner.alpha == pytest.approx(0.125)
     assert found.publish_seconds == pytest.approx(0.875)
+    assert found.load_seconds == pytest.approx(0.25)  # of those
     assert found.switch.learner.onload == pytest.approx(0.375)
     assert found.switch.sampler.wake == pytest.approx(0.5)
     assert (found.memory.sampler.weights, found.memory.sampler.cache_bytes_per_token) == (400, 64)
@@ -201,7 +202,7 @@ def test_what_computing_at_once_costs_is_as_it_was_tried_and_company_as_it_was()
         *STEP[-2:],
     ]
     measurements.step(GROUPS, spans)
-    assert measurements.profile().learner.contention == 0.0
+    assert measurements.profile().learner.contention is None
     measurements.contended({"learner": 0.25, "sampler": 0.125})
     found = measurements.profile()
     assert (found.learner.contention, found.decode.contention) == (0.25, 0.125)

@@ -149,7 +149,7 @@ class Measurements:
                 per_active=per_active,
                 per_cached_token=per_cached_token,
                 slots=spec.sampler.max_sequences,
-                contention=self._contention.get("sampler", 0.0),
+                contention=self._contention.get("sampler"),
             ),
             prefill_tokens_per_second=1 / prefill if prefill else None,
             prompt_tokens=max(0.0, mean["prompt"]),
@@ -165,11 +165,12 @@ class Measurements:
                 optimizer=mean["optimizer"],
                 log_prob=mean["log_probs"],
                 value=mean["values"],
-                contention=self._contention.get("learner", 0.0),
+                contention=self._contention.get("learner"),
             ),
             publish_seconds=sum(
                 self._means[f"publish/{part}"].value for part in ("learner", "driver", "load")
             ),
+            load_seconds=self._means["publish/load"].value,
             overhead_seconds=self._means["overhead"].value,
             switch=Switches(learner=self._switch("learner"), sampler=self._switch("sampler")),
             memory=Memories(learner=self._role("learner"), sampler=self._role("sampler")),

@@ -9,6 +9,7 @@ import pytest
 
 from rl_api.planner.candidates import candidates
 from rl_api.planner.placement import Placement
+from rl_api.planner.plan import predict
 from rl_api.planner.profile import (
     DecodeProfile,
     DevicesProfile,
@@ -131,6 +132,24 @@ def test_where_samplers_run_ahead_each_gets_groups_in_its_turn() -> None:
     run = simulate(profile, Placement(1, 2, 0, 4), steps=9)
     begun = [span for span in run.spans if span.what == "sample" and span.start > run.published[2]]
     assert {span.row for span in begun} == {"sampler 0", "sampler 1"}
+
+
+def test_a_sampler_that_takes_weights_over_decodes_nothing_meanwhile() -> None:
+    """In step it is a part of publishing; one that runs ahead, and has no time to spare, is later by as much."""
+    publishing = {"publish_seconds": 2.0, "load_seconds": 1.5}
+    for placement in (Placement(1, 1, 0, 4), Placement(2, 2, 2, 4), Placement(1, 2, 1, 4)):
+        whole = simulate(PROFILE, placement).step_seconds
+        assert simulate(_with(**publishing), placement).step_seconds == pytest.approx(whole)
+    busy = {
+        "max_staleness": 1,
+        "learner": LearnerProfile(beta=0.001),
+        "decode": DecodeProfile(base=1.0, slots=8),
+    }
+    seconds = [
+        predict(_with(**busy, publish_seconds=2.0, load_seconds=load), Placement(1, 1, 0, 4)).step_seconds
+        for load in (0.0, 1.5)
+    ]
+    assert seconds == pytest.approx([10.0, 11.5])
 
 
 def test_learners_wait_until_a_sampler_has_scored_what_has_ended() -> None:
