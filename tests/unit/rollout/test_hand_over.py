@@ -16,8 +16,9 @@ from rl_api.errors import RLTrainError
 from rl_trainer.model.chat import Chat
 from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
 from rl_trainer.rollout.engines.torch import TorchEngine
+from rl_trainer.rollout.group_rollout import GroupRollout
 from rl_trainer.rollout.handed import dump_begun, load_begun
-from rl_trainer.rollout.loop import GroupRollout, Rollouts
+from rl_trainer.rollout.loop import Rollouts
 from rl_trainer.tasks import Prompt, Score, StepResult
 
 VOCAB = 128

@@ -6,7 +6,8 @@ import pytest
 from scripted_rollouts import EOS, PARAMS, FakeTask, ScriptedEngine, prompt, rollouts
 
 from rl_trainer.rollout.engines.base import GenerationResult, SamplingParams
-from rl_trainer.rollout.loop import GroupFailure, GroupRollout, PromptTooLong, Rollouts
+from rl_trainer.rollout.group_rollout import GroupFailure, GroupRollout
+from rl_trainer.rollout.loop import PromptTooLong, Rollouts
 from rl_trainer.tasks import Prompt, Score
 
 

@@ -9,7 +9,7 @@ import pytest
 from scripted_rollouts import PARAMS, Dialogue, FakeTask, ScriptedEngine, prompt, rollouts
 
 from rl_api.errors import RewardError
-from rl_trainer.rollout.loop import GroupFailure
+from rl_trainer.rollout.group_rollout import GroupFailure
 from rl_trainer.tasks import Prompt, Score, StepResult
 
 

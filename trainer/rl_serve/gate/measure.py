@@ -23,7 +23,8 @@ from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.base import GenerationRequest, GenerationResult, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.vllm_needs import ONE_DEVICE, EngineKind, VllmOptions
-from rl_trainer.rollout.loop import GroupFailure, Rollouts, stop_tokens
+from rl_trainer.rollout.group_rollout import GroupFailure
+from rl_trainer.rollout.loop import Rollouts, stop_tokens
 
 Tokens = npt.NDArray[np.int32]
 

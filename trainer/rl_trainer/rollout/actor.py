@@ -37,9 +37,10 @@ from rl_trainer.rollout.arrival import Arrival
 from rl_trainer.rollout.delivery import Delivery
 from rl_trainer.rollout.engines.base import SamplingParams
 from rl_trainer.rollout.evaluation import Evaluation, Evaluations
+from rl_trainer.rollout.group_rollout import GroupFailure, GroupRollout, Member
 from rl_trainer.rollout.handed import handed, load_begun
 from rl_trainer.rollout.leaving import Door
-from rl_trainer.rollout.loop import GroupFailure, GroupRollout, Member, PromptTooLong, Rollouts, stop_tokens
+from rl_trainer.rollout.loop import PromptTooLong, Rollouts, stop_tokens
 from rl_trainer.rollout.measuring import SamplerMeter, Stretch
 from rl_trainer.rollout.opening import open_engine
 from rl_trainer.rollout.supply import POLL_SECONDS, Supply, is_older

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from rl_api.errors import RLTrainError
 from rl_trainer.buffer.groups import Handed, Ticket
-from rl_trainer.rollout.loop import GroupRollout, Member
+from rl_trainer.rollout.group_rollout import GroupRollout, Member
 from rl_trainer.tasks import Score
 from rl_trainer.trajectory import pack, unpack
 

@@ -7,7 +7,7 @@ import time
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.profile.meters import ProcessMeter
 from rl_trainer.rollout.engines.base import Engine
-from rl_trainer.rollout.loop import GroupRollout
+from rl_trainer.rollout.group_rollout import GroupRollout
 
 # A stretch of decoding becomes one row entry of the timeline after this long at the latest.
 SPAN_SECONDS = 0.5
