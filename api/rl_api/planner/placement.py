@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Mode = Literal["disaggregated", "collocated", "hybrid"]
+from rl_api.placement_status import Mode
 
 
 @dataclass(frozen=True)

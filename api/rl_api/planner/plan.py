@@ -13,10 +13,11 @@ from pydantic import Field
 
 from rl_api.base import Model
 from rl_api.errors import InvalidConfig
+from rl_api.placement_status import Mode
 from rl_api.planner.admission import Admission
 from rl_api.planner.candidates import best_estimates, candidates
 from rl_api.planner.cost import step_learn_seconds, turn
-from rl_api.planner.placement import Mode, Placement
+from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.proportion import in_proportion
 from rl_api.planner.rollout import Rollout
