@@ -126,7 +126,8 @@ class RetrySpec(Model):
     """Attempts after the first."""
     liveness_timeout: LivenessDuration = Duration(120)
     """Time without a sign of life after which a process that is there all the same counts as dead: stopped, or cut off with
-    its node. A sampler is then replaced; of a learner or the buffer it ends the attempt."""
+    its node. A sampler or learner that has given none yet has a minute more, from its launch on. A sampler is then
+    replaced; of a learner or the buffer it ends the attempt."""
 
 
 class CleanupSpec(Model):
