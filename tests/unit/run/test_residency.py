@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,28 +39,23 @@ def nobody() -> Any:
     return SimpleNamespace(device_memory=refuse)
 
 
-def folder(path: Path, config: dict[str, Any]) -> Path:
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
 @pytest.mark.parametrize(("size", "outcome"), [(80 * GB, "keep"), (12 * GB, "swap")])
-def test_auto_is_what_the_plan_says_for_a_gpu_of_this_size(tmp_path: Path, size: int, outcome: str) -> None:
+def test_auto_is_what_the_plan_says_for_a_gpu_of_this_size(size: int, outcome: str) -> None:
     spec, place = run(), Place(2, 1, Device(size))
-    plan = plan_run(spec, model_shape(CONFIG, "here"), place, Place(0, 1, Device(size)))
+    plan = plan_run(spec, model_shape(CONFIG), place, Place(0, 1, Device(size)))
     assert plan.shared is not None
-    found = with_residency(spec, folder(tmp_path, CONFIG), asked(size))
+    found = with_residency(spec, model_shape(CONFIG), asked(size))
     assert found.placement.residency == plan.shared.residency == outcome
     assert found.model_copy(update={"placement": spec.placement}) == spec, "nothing else changes"
 
 
-def test_of_a_model_that_nobody_knows_auto_is_swap(tmp_path: Path) -> None:
-    found = with_residency(run(), folder(tmp_path, {"model_type": "unheard_of"}), nobody())
+def test_of_a_model_that_nobody_knows_auto_is_swap() -> None:
+    found = with_residency(run(), None, nobody())
     assert found.placement.residency == "swap"
 
 
-def test_what_the_run_says_counts_and_who_shares_nothing_is_not_asked(tmp_path: Path) -> None:
+def test_what_the_run_says_counts_and_who_shares_nothing_is_not_asked() -> None:
     placements = ({"mode": "collocated", "residency": "keep"}, {"mode": "disaggregated"})
     for placement in placements:
         spec = run(placement=placement)
-        assert with_residency(spec, tmp_path, nobody()) == spec
+        assert with_residency(spec, model_shape(CONFIG), nobody()) == spec

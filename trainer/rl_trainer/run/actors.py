@@ -11,6 +11,7 @@ from rl_api import RunSpec
 from rl_api.handing_over import hands_over, keeps_devices
 from rl_api.parts import part_groups
 from rl_api.planner.profile import RunProfile
+from rl_api.sizes.shape import ModelShape
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.groups import BufferConfig
@@ -71,12 +72,13 @@ class Actors:
         begun: Callable[[Samplers], object] = lambda samplers: None,
         weights: Callable[[Learners], SharedFolder] | None = None,
         reward_model: Path | None = None,
+        shape: ModelShape | None = None,
     ) -> Actors:
         """Starts all of them; returns when they have loaded model and task.
 
         `data`: what the task's file or data set holds. `begun`: is told of the samplers before they are waited for, whatever
         becomes of them. `weights`: finds out what is opened instead of `model`. `reward_model`: the folder of
-        `task.rewardModel`.
+        `task.rewardModel`. `shape`: of the model, if its family is known.
         """
         limit = spec.retry.liveness_timeout.seconds
         buffer = Buffer.create(
@@ -99,7 +101,7 @@ class Actors:
         watch = Watch(Pulse(buffer.actor, limit))
         learners = Learners.launch(spec, placement.reservation, search, watch)
         if placement.learner_gpus:
-            spec = with_residency(spec, model, learners)
+            spec = with_residency(spec, shape, learners)
         folder = share_folder(model) if weights is None else weights(learners)
         shared = [device_of(rank) for rank in range(spec.shared_samplers)]
         swapped = bool(shared) and spec.placement.residency == "swap"

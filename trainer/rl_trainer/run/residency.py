@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from contextlib import suppress
 
 from rl_api import RunSpec
 from rl_api.errors import ModelError
 from rl_api.sizes.memory import Device
 from rl_api.sizes.residency import Residency, residency
 from rl_api.sizes.run_plan import Place, plan_run
-from rl_api.sizes.shape import ModelShape, model_shape
+from rl_api.sizes.shape import ModelShape
 from rl_trainer.learner.group import Learners
-from rl_trainer.model.config import read_json
 
 
-def with_residency(spec: RunSpec, model: Path, learners: Learners) -> RunSpec:
+def with_residency(spec: RunSpec, shape: ModelShape | None, learners: Learners) -> RunSpec:
     """The run with swap or keep in place of auto, where samplers share learners' GPUs: as `rltrain plan` says for devices of
-    this size, and swap where the family of the model is not known.
+    this size, and swap where it says nothing. `shape`: of the model; None: of a family that is not known.
 
     Raises as `Handle.wait` does: learners are asked how large their devices are.
     """
     if spec.placement.residency != "auto" or not spec.shared_samplers:
         return spec
-    try:
-        shape = model_shape(read_json(model / "config.json"), str(model))
-        found = planned_residency(spec, shape, learners.device_memory())
-    except ModelError:
-        found = residency("auto", None, None, accelerated=True)
+    found = residency("auto", None, None, accelerated=True)
+    if shape is not None:
+        with suppress(ModelError):
+            found = planned_residency(spec, shape, learners.device_memory())
     placement = spec.placement.model_copy(update={"residency": found})
     return spec.model_copy(update={"placement": placement})
 

@@ -182,6 +182,7 @@ class Session(Attempt):
             begun=lambda samplers: self._stack.callback(self._give_back, samplers.close),
             weights=weights,
             reward_model=self.inputs.reward_model,
+            shape=self.inputs.shape,
         )
         if sentence := self.checkpoints.ask_learners(self.actors.learners.reach):
             self.console.warning(sentence)
