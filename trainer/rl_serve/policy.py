@@ -66,10 +66,7 @@ def find_policy(source: str, cache: Path, tell: Callable[[str], None] = lambda t
         return _of_run(place, tell)
     if "://" not in source and place.parent.is_dir() and "/" in source:
         raise ModelError(f"{source}: there is no such folder")
-    try:
-        folder = resolve_model(source, cache, tell=tell)
-    except ModelError as error:
-        raise type(error)(str(error).removeprefix("model.source: ")) from None
+    folder = resolve_model(source, cache, tell=tell, where="")
     return _of_folder(folder, source.rstrip("/").rpartition("://")[2], source, tell)[0]
 
 

@@ -142,6 +142,28 @@ def test_hub_ids_without_network(tmp_path, monkeypatch):
     assert "HF_HUB_OFFLINE is set" in sentence
 
 
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("./nothing", "./nothing is not a folder; "),
+        ("memory://nothing/here", "there is no folder at memory://nothing/here"),
+        ("nosuch://bucket/model", "found 'nosuch://bucket/model', allowed: "),
+        ("Qwen/no-such-model", "hub model Qwen/no-such-model cannot be loaded: "),
+    ],
+)
+def test_a_sentence_names_the_field_that_holds_the_source(source, sentence, tmp_path, monkeypatch, request):
+    import huggingface_hub.constants
+
+    if source.startswith("memory"):
+        request.getfixturevalue("any_scheme")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ModelError) as error:
+        resolve_model(source, tmp_path, where="task.rewardModel: ")
+    assert str(error.value).startswith(f"task.rewardModel: {sentence}")
+
+
 def test_hub_downloads_only_what_is_needed(folder, tmp_path, monkeypatch):
     import huggingface_hub
 

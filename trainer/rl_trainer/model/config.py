@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rl_api.errors import ModelError
 
 SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+FIELD: Final = "model.source: "
+"""How a sentence about a source begins, unless the source stands elsewhere."""
 RopeType = Literal["default", "linear", "llama3"]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from rl_api.errors import ModelError, ModelUnavailable
 from rl_trainer.error_text import first_line
+from rl_trainer.model.config import FIELD
 from rl_trainer.model.export import CONFIG_FILES, TOKENIZER_FILES
 from rl_trainer.storage.remote_folder import advice, filesystem_of, is_s3
 
@@ -49,31 +50,29 @@ class Progress:
             self._tell(f"downloading {self._what}: {self.done / 1e9:.2f}{of} GB")
 
 
-def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
+def copy_folder(source: str, cache: Path, tell: Tell, where: str = FIELD) -> Path:
     """Copy a folder at s3://bucket/folder below the cache; copied once per URI and listing (names, sizes, times).
 
-    Raises ModelError when it cannot be copied, or is no model.
+    Raises ModelError, which begins with `where`, when it cannot be copied, or is no model.
     """
     try:
         filesystem, root = filesystem_of(source)
     except ImportError as error:
         hint = "install rltrain[s3]" if is_s3(source) else str(error)
-        raise ModelError(f"model.source: {source} needs a package that is not installed; {hint}") from None
+        raise ModelError(f"{where}{source} needs a package that is not installed; {hint}") from None
     except ValueError as error:
-        raise ModelError(f"model.source: {error}") from None
+        raise ModelError(f"{where}{error}") from None
     try:
         entries = [entry for entry in filesystem.ls(root, detail=True) if entry["type"] == "file"]
     except FileNotFoundError:
-        raise ModelError(f"model.source: there is no folder at {source}") from None
+        raise ModelError(f"{where}there is no folder at {source}") from None
     except Exception as error:  # each fsspec backend raises its own kinds
         raise ModelUnavailable(
-            f"model.source: {source} cannot be listed: {first_line(error)}. {advice(source)}"
+            f"{where}{source} cannot be listed: {first_line(error)}. {advice(source)}"
         ) from None
     wanted = [entry for entry in entries if _is_model_file(Path(entry["name"]).name)]
     if not wanted:
-        raise ModelError(
-            f"model.source: the folder at {source} holds no model files (config.json and safetensors)"
-        )
+        raise ModelError(f"{where}the folder at {source} holds no model files (config.json and safetensors)")
     listing = sorted((Path(entry["name"]).name, entry.get("size"), str(_stamp(entry))) for entry in wanted)
     key = hashlib.sha256(json.dumps([source, listing]).encode()).hexdigest()[:10]
     folder = cache / f"{re.sub(r'[^A-Za-z0-9]+', '-', source.split('://', 1)[1]).strip('-')[-40:]}-{key}"
@@ -91,7 +90,7 @@ def copy_folder(source: str, cache: Path, tell: Tell) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         if not folder.is_dir():
             raise ModelUnavailable(
-                f"model.source: {source} cannot be copied: {first_line(error)}. {advice(source)}"
+                f"{where}{source} cannot be copied: {first_line(error)}. {advice(source)}"
             ) from None
     return folder
 
@@ -108,8 +107,9 @@ def _stamp(entry: dict[str, Any]) -> Any:
     return entry.get("ETag") or entry.get("mtime") or entry.get("LastModified") or entry.get("created")
 
 
-def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
-    """Download a hub model's needed files, or find them in the hub's cache; ModelError when the hub does not give them."""
+def download_from_hub(source: str, revision: str | None, tell: Tell, where: str = FIELD) -> Path:
+    """Download a hub model's needed files, or find them in the hub's cache; ModelError, which begins with `where`, when the
+    hub does not give them."""
     from huggingface_hub import snapshot_download
 
     told = _told(Progress(source, tell))
@@ -117,6 +117,7 @@ def download_from_hub(source: str, revision: str | None, tell: Tell) -> Path:
         source,
         revision,
         lambda: snapshot_download(source, revision=revision, allow_patterns=_PATTERNS, tqdm_class=told),
+        where,
     )
 
 
@@ -124,10 +125,10 @@ def config_from_hub(source: str, revision: str | None) -> Path:
     """The `config.json` of a hub model alone, downloaded or found in the hub's cache; errors as of `download_from_hub`."""
     from huggingface_hub import hf_hub_download
 
-    return _asked(source, revision, lambda: hf_hub_download(source, "config.json", revision=revision))
+    return _asked(source, revision, lambda: hf_hub_download(source, "config.json", revision=revision), FIELD)
 
 
-def _asked(source: str, revision: str | None, ask: Callable[[], str]) -> Path:
+def _asked(source: str, revision: str | None, ask: Callable[[], str], where: str) -> Path:
     """What the hub gives, or why it does not, as a ModelError."""
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -156,7 +157,7 @@ def _asked(source: str, revision: str | None, ask: Callable[[], str]) -> Path:
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason, kind = first_line(error), ModelUnavailable
-    raise kind(f"model.source: hub model {source} cannot be loaded: {reason}")
+    raise kind(f"{where}hub model {source} cannot be loaded: {reason}")
 
 
 def _counted(progress: Progress) -> Any:

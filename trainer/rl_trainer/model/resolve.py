@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rl_api.errors import ModelError
 from rl_api.run import TinyModelSpec
-from rl_trainer.model.config import read_json
+from rl_trainer.model.config import FIELD, read_json
 from rl_trainer.model.download import copy_folder, download_from_hub
 from rl_trainer.model.source import checked_sizes, place_of
 from rl_trainer.model.weight_files import weight_files
@@ -27,23 +27,25 @@ def resolve_model(
     seed: int = 0,
     revision: str | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    where: str = FIELD,
 ) -> Path:
     """Make `source` a checked local folder.
 
     `source` is the preset `tiny` (written below `cache_folder` from the sizes `tiny` and `seed`), a local
     folder, s3://bucket/folder (copied below `cache_folder`), or a Hugging Face hub
     id (the hub's own cache; HF_HUB_OFFLINE=1 uses what is there). `tell` hears now and then how far a long
-    download has come. Raises ModelError with one sentence for everything that can go wrong.
+    download has come. `where` names the field that holds `source`, and begins the sentences about it. Raises
+    ModelError with one sentence for everything that can go wrong.
     """
-    cache, place = Path(cache_folder), place_of(source)
+    cache, place = Path(cache_folder), place_of(source, where)
     if place == "preset":
         folder = _preset(cache, tiny or TinyModelSpec(), seed)
     elif place == "remote":
-        folder = copy_folder(source, cache, tell)
+        folder = copy_folder(source, cache, tell, where)
     elif place == "folder":
         folder = Path(source).expanduser()
     else:
-        folder = download_from_hub(source, revision, tell)
+        folder = download_from_hub(source, revision, tell, where)
     check_folder(folder)
     return folder
 

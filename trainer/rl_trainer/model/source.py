@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rl_api.errors import ModelError, ModelUnavailable, Unavailable
 from rl_api.run import ModelSpec, TinyModelSpec
-from rl_trainer.model.config import read_json
+from rl_trainer.model.config import FIELD, read_json
 from rl_trainer.model.tiny import tiny_config
 from rl_trainer.storage.remote_folder import RemoteFolder
 
@@ -19,8 +19,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _STALLED_SECONDS = 30.0
 
 
-def place_of(source: str) -> Literal["preset", "remote", "folder", "hub"]:
-    """Where a model is; ModelError for what was meant as a folder and is none."""
+def place_of(source: str, where: str = FIELD) -> Literal["preset", "remote", "folder", "hub"]:
+    """Where a model is; ModelError, which begins with `where`, for what was meant as a folder and is none."""
     if source in PRESETS:
         return "preset"
     if "://" in source:
@@ -29,7 +29,7 @@ def place_of(source: str) -> Literal["preset", "remote", "folder", "hub"]:
         return "folder"
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or not _HUB_ID.fullmatch(source):
         raise ModelError(
-            f"model.source: {source} is not a folder; give a preset ({', '.join(PRESETS)}), a local folder, "
+            f"{where}{source} is not a folder; give a preset ({', '.join(PRESETS)}), a local folder, "
             "a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or s3://..."
         )
     return "hub"
@@ -70,17 +70,17 @@ def source_config(model: ModelSpec) -> dict[str, Any]:
 
 
 def _remote_config(source: str) -> dict[str, Any]:
-    folder, what = RemoteFolder(source, stalled=_STALLED_SECONDS), f"model.source: {source} cannot be read"
+    folder, what = RemoteFolder(source, stalled=_STALLED_SECONDS), f"{FIELD}{source} cannot be read"
     try:
         content = folder.within(what, lambda: folder.read("config.json"))
     except Unavailable as error:
         raise ModelUnavailable(str(error)) from None
     if content is None:
-        raise ModelError(f"model.source: the folder at {source} has no config.json")
+        raise ModelError(f"{FIELD}the folder at {source} has no config.json")
     try:
         raw = json.loads(content)
     except ValueError as error:
-        raise ModelError(f"model.source: config.json at {source} is not valid JSON ({error})") from None
+        raise ModelError(f"{FIELD}config.json at {source} is not valid JSON ({error})") from None
     if not isinstance(raw, dict):
-        raise ModelError(f"model.source: config.json at {source} holds no JSON object")
+        raise ModelError(f"{FIELD}config.json at {source} holds no JSON object")
     return raw

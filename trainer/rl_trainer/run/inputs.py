@@ -113,7 +113,4 @@ def _reward_model(task: TaskSpec, cache: Path, seed: int, tell: Callable[[str], 
     model = task.reward_model
     if model is None:
         return None
-    try:
-        return resolve_model(model.source, cache, None, seed, model.revision, tell)
-    except ModelError as error:
-        raise ModelError(f"task.rewardModel: {str(error).removeprefix('model.source: ')}") from None
+    return resolve_model(model.source, cache, None, seed, model.revision, tell, "task.rewardModel: ")
