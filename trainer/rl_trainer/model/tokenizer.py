@@ -50,8 +50,14 @@ class Tokenizer:
         added = sorted((one["content"] for one in description["added_tokens"]), key=len, reverse=True)
         # Those that begin at each place of a text, the longest; also where one overlaps another.
         self._added = re.compile(f"(?=({'|'.join(map(re.escape, added))}))") if added else None
-        # Nobody can write it who does not know it; of letters and digits, which no chat template changes.
-        self._break = f"q{secrets.token_hex(16)}q"
+        # Of a single character, which nothing can break.
+        self._marks = {
+            one["content"]
+            for one in description["added_tokens"]
+            if one["special"] and len(one["content"]) == 1
+        }
+        # Nobody can write them who does not know them; of letters and digits, which no chat template changes.
+        self._break, self._plain = (f"q{secrets.token_hex(16)}q" for _ in range(2))
 
     @property
     def has_chat_template(self) -> bool:
@@ -60,7 +66,8 @@ class Tokenizer:
 
     def quoted(self, text: str, spans: Sequence[tuple[int, int]] | None = None) -> str:
         """`text`, for `encode` and `encode_chat` of this tokenizer alone, which read what others wrote in it as ordinary
-        text: nothing in there becomes a special token, or another one that was added to the vocabulary.
+        text: nothing in there becomes a special token, or another one of several characters that was added to the
+        vocabulary. What cannot be told apart from one that ends a text or turn is refused by `encode`.
 
         Args:
             text: of any origin.
@@ -68,22 +75,29 @@ class Tokenizer:
         """
         spans = [(0, len(text))] if spans is None else spans
         found = self._added.finditer(text) if self._added else ()
-        # An added token is found in whole text only. One of a single character stays: it ends nobody's turn.
-        places = [
-            one.start() + 1
+        # An added token is found in whole text only.
+        edges = {
+            one.start() + 1: self._break
             for one in found
             if len(one[1]) > 1 and any(a < one.start() + len(one[1]) and one.start() < b for a, b in spans)
-        ]
-        edges = [0, *places, len(text)]
-        return self._break.join(text[a:b] for a, b in itertools.pairwise(edges))
+        }
+        for a, b in spans if self._marks else ():
+            for place in range(a, b):
+                if text[place] in self._marks:
+                    edges[place] = self._break + self._plain
+                    edges.setdefault(place + 1, self._break)
+        places = sorted(edges)
+        parts = (edges[a] + text[a:b] for a, b in itertools.pairwise([*places, len(text)]))
+        return text[: min(places, default=len(text))] + "".join(parts)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the tokens the model puts around a text (such as Llama's begin-of-text) if wanted.
 
-        Raises ModelError when the tokenizer has no token for a character.
+        Raises ModelError when the tokenizer has no token for a character, or, for one that is quoted, none but that which
+        ends a text or turn.
         """
         parts = text.split(self._break)
-        text = "".join(parts)
+        text = "".join(part.removeprefix(self._plain) for part in parts)
         if self._missing_bytes:
             for character in text:
                 if not self._missing_bytes.isdisjoint(character.encode("utf-8", "replace")):
@@ -96,11 +110,43 @@ class Tokenizer:
                 return list(self._backend.encode(text, add_special_tokens=special_tokens).ids)
             from tokenizers import Encoding
 
-            pieces = [self._backend.encode(part, add_special_tokens=False) for part in parts if part]
+            pieces = [self._piece(part) for part in parts if part]
             whole = Encoding.merge(pieces, growing_offsets=True)
             return list(self._backend.post_process(whole, None, special_tokens).ids)
+        except ModelError:
+            raise
         except Exception as error:  # the tokenizers package raises plain Exception
             raise ModelError(f"{self.where}: the text {text[:40]!r} cannot be encoded ({error})") from None
+
+    def _piece(self, part: str) -> tokenizers.Encoding:
+        """Of a part of a text that is quoted."""
+        if not part.startswith(self._plain):
+            return self._backend.encode(part, add_special_tokens=False)
+        character = part.removeprefix(self._plain)
+        found = self._unmarked.encode(character, add_special_tokens=False)
+        token = self._backend.token_to_id(character)
+        if token in found.ids and (token in self.stop_ids or character in self._written):
+            raise ModelError(
+                f"{self.where}: the character {character!r} (U+{ord(character):04X}) ends a text or turn, and there is no "
+                "other token for it; take it out of the text or use a model that tells them apart"
+            )
+        return found
+
+    @cached_property
+    def _written(self) -> str:
+        """What the chat template writes around a message."""
+        if not self.has_chat_template:
+            return ""
+        return self.render_chat([{"role": "user", "content": self._break}]).replace(self._break, "")
+
+    @cached_property
+    def _unmarked(self) -> tokenizers.Tokenizer:
+        """The same, without special tokens."""
+        from tokenizers import Tokenizer
+
+        found = Tokenizer.from_str(self._backend.to_str())
+        found.encode_special_tokens = True
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens (end of text, padding) left out."""
