@@ -11,7 +11,7 @@ from rl_api import RunSpec
 from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_loss import clipped_value_loss
 from rl_trainer.learner.batch import MicroBatch
-from rl_trainer.learner.policy import Precision, own_places
+from rl_trainer.learner.policy import Precision
 from rl_trainer.learner.training import MakeGradients, Training
 from rl_trainer.model.rows import Rows, fill
 
@@ -41,11 +41,10 @@ class ValueModel(nn.Module):
     def forward(self, batch: MicroBatch) -> Tensor:
         """V [N], float32, of the state before each trained token of `batch`."""
         with self.precision():
-            states: Tensor = self.body.states_at(  # type: ignore[operator]
+            states, own = self.body.own_states_at(  # type: ignore[operator]
                 batch.input_ids, batch.attention_mask, batch.positions, batch.shared
             )
-        values = states.float() @ self.value_head
-        own = own_places(self.body, batch)
+        values: Tensor = states.float() @ self.value_head
         return values if own is None else self.body.context.joined(values, own)  # type: ignore[union-attr, operator]
 
 

@@ -15,14 +15,6 @@ Precision = Callable[[], AbstractContextManager[object]]
 """Makes the context that a forward pass runs in."""
 
 
-def own_places(model: nn.Module, batch: MicroBatch) -> Tensor | None:
-    """Which of the trained tokens this process computes, bool [N]; None: all, as it shares sequences with no other."""
-    if model.context is None:
-        return None
-    own: Tensor = model.own_places(batch.attention_mask, batch.positions, batch.shared)  # type: ignore[operator]
-    return own
-
-
 class Policy(nn.Module):
     """A model and the head's log-softmax in one `forward`, so that a divided model is gathered for the head as for a layer.
 
@@ -36,13 +28,12 @@ class Policy(nn.Module):
     def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs [N] of the targets and entropies [N] of their distributions, both fp32."""
         model, targets = self.model, batch.targets
-        own = own_places(model, batch)
-        if own is not None:
-            targets = targets[own]
         with self.precision():
-            hidden = model.hidden_at(  # type: ignore[operator]
+            hidden, own = model.own_hidden_at(  # type: ignore[operator]
                 batch.input_ids, batch.attention_mask, batch.positions, batch.shared
             )
+            if own is not None:
+                targets = targets[own]
             if model.head_weight is None:
                 log_probs, entropy = token_log_probs(hidden, targets, temperature)
             else:

@@ -1,6 +1,6 @@
 """One plain decoder-only transformer for the Llama, Mistral, Qwen2 and Qwen3 families, for learning and for sampling.
 
-The learner calls `hidden_at` on padded batches with gradients; the sampler's engine reads the same parameters in its
+The learner calls `own_hidden_at` on padded batches with gradients; the sampler's engine reads the same parameters in its
 decode loop. Parameters are fused (see `names`); Hugging Face names appear at the edges only.
 """
 
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rl_api import LoraSpec
+from rl_trainer.model.at_places import AtPlaces
 from rl_trainer.model.block import Block
 from rl_trainer.model.config import DecoderConfig, read_config
 from rl_trainer.model.context import Context, SplitPacking
@@ -39,7 +40,7 @@ from rl_trainer.weights.payload import shapes_of
 from rl_trainer.weights.source import LazyTensor, can_be_shared
 
 
-class Decoder(nn.Module):
+class Decoder(AtPlaces):
     """The whole model. Parameters start as zeros: load weights, or call `initialize`."""
 
     mixed_types = True
@@ -88,54 +89,41 @@ class Decoder(nn.Module):
         hidden = self.hidden_at(input_ids, mask, torch.arange(input_ids.numel(), device=input_ids.device))
         return F.linear(hidden, self.head_weight).view(*input_ids.shape, -1)
 
-    def hidden_at(
+    def own_hidden_at(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         places: torch.Tensor,
         shared: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Final hidden states after the last norm, at `places` int64 [M] of the flattened [B * T]: [M, H].
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Final hidden states after the last norm: [M, H], or with a `context` [m, H], and which of `places` these are.
 
-        `input_ids` int [B, T]. `attention_mask` [B, T], 1 for tokens and 0 for padding, which must follow them; states at
-        padding mean nothing. It costs attention only, and so do the tokens with which a row begins as another one does
-        (`shared`, see `Packing.of`); the last layer ends early for tokens whose state is not asked for. With a `context` the
-        states are those of `own_places` alone.
+        Padding costs attention only, and so do the tokens that rows share; the last layer ends early for tokens whose state
+        is not asked for.
         """
-        packing: Packing | SplitPacking | None = self._packing(attention_mask, shared)
+        split = self.context is not None
+        packing: Packing | SplitPacking | None = Packing.of(attention_mask, shared, always=split)
+        own = None
         rotations = self.rotations(input_ids.shape[1])[None, : input_ids.shape[1], None]
         ids = input_ids
         if isinstance(packing, Packing):
             ids = ids.flatten().index_select(0, packing.to_packed)
             places = packing.to_padded[places]
             if self.context is not None:
-                places = self.context.own(places, len(ids))[1]
+                own, places = self.context.own(places, len(ids))
                 ids, packing = self.context.take(ids), SplitPacking(packing, self.context, self._widths)
         x = F.embedding(ids, self.embed)
         for layer in self.layers[:-1]:
             x = self._run(layer, x, rotations, packing)
         x = self._run(self.layers[-1], x, rotations, packing, places)
-        return rms_norm(x, self.norm, self.config.norm_eps)
+        return rms_norm(x, self.norm, self.config.norm_eps), own
 
-    states_at = hidden_at
-    """What a value head reads."""
+    own_states_at = own_hidden_at
 
     def split_over(self, context: Context) -> None:
         """From now on these processes compute sequences together; ModelError where they cannot share the heads evenly."""
         context.check_heads(self.config.heads, self.config.kv_heads)
         self.context = context
-
-    def own_places(
-        self, attention_mask: torch.Tensor, places: torch.Tensor, shared: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Which of `places` this process gives of a batch, bool [M]; there is a `context`. Arguments as of `hidden_at`."""
-        packing = self._packing(attention_mask, shared)
-        assert self.context is not None
-        assert packing is not None
-        return self.context.own(packing.to_padded[places], len(packing.to_packed))[0]
-
-    def _packing(self, attention_mask: torch.Tensor, shared: torch.Tensor | None) -> Packing | None:
-        return Packing.of(attention_mask, shared, always=self.context is not None)
 
     @property
     def _widths(self) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ from torch import nn
 
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
+from rl_trainer.model.at_places import AtPlaces
 from rl_trainer.model.context import Context
 from rl_trainer.model.folder import opened_weights
 from rl_trainer.model.library_context import flat_rows, own_part, split_layers
@@ -41,10 +42,10 @@ from rl_trainer.weights.source import LazyTensor, can_be_shared
 _COMPUTED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
 
 
-class LibraryModel(nn.Module):
+class LibraryModel(AtPlaces):
     """`AutoModelForCausalLM` with the decoder's methods.
 
-    `hidden_at` returns logits, and there is no `head_weight`: families differ in what they do between the last hidden
+    `own_hidden_at` returns logits, and there is no `head_weight`: families differ in what they do between the last hidden
     state and the logits (scaling, soft-capping), and only the library's forward knows.
     """
 
@@ -119,17 +120,17 @@ class LibraryModel(nn.Module):
         ).logits
         return logits
 
-    def hidden_at(
+    def own_hidden_at(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         places: torch.Tensor,
         shared: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Rows `places` [M] of the flattened logits [B * T, V]; what rows share (`shared`) is computed in each."""
-        inputs, places, _ = self._inputs(input_ids, attention_mask, places)
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows of the flattened logits [B * T, V]; what rows share (`shared`) is computed in each."""
+        inputs, places, own = self._inputs(input_ids, attention_mask, places)
         logits: torch.Tensor = self.model(**inputs, use_cache=False).logits
-        return flat_rows(logits, inputs, self.context).index_select(0, places)
+        return flat_rows(logits, inputs, self.context).index_select(0, places), own
 
     @property
     def packable(self) -> bool:
@@ -160,30 +161,22 @@ class LibraryModel(nn.Module):
         split_layers(self.model, self.parts(), context)
         self.context = context
 
-    def own_places(
-        self, attention_mask: torch.Tensor, places: torch.Tensor, shared: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """As `Decoder.own_places`."""
-        own = self._inputs(attention_mask, attention_mask, places)[2]
-        assert own is not None
-        return own
-
     @property
     def hidden_size(self) -> int:
         """H, the width of the hidden states."""
         return int(self.model.config.get_text_config().hidden_size)
 
-    def states_at(
+    def own_states_at(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         places: torch.Tensor,
         shared: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Rows `places` [M] of the flattened last hidden states, [M, H]: what a value head reads."""
-        inputs, places, _ = self._inputs(input_ids, attention_mask, places)
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows of the flattened last hidden states [B * T, H]."""
+        inputs, places, own = self._inputs(input_ids, attention_mask, places)
         states: torch.Tensor = self.model.get_decoder()(**inputs, use_cache=False).last_hidden_state
-        return flat_rows(states, inputs, self.context).index_select(0, places)
+        return flat_rows(states, inputs, self.context).index_select(0, places), own
 
     def checkpoint_activations(self) -> None:
         """As `Decoder.checkpoint_activations`; ModelError for families whose layers the library cannot compute again."""
