@@ -201,7 +201,7 @@ def rows_of(
         config, kinds = config_of(size), (ray.remote(LearnerSide), ray.remote(SamplerSide))
         for count in samplers:
             learner = kinds[0].remote(config)
-            others = [kinds[1].remote(config) for _ in range(count)]
+            others = [kinds[1].remote(config, count) for _ in range(count)]
             for way in (NAIVE, *options.ways):
                 needed, there = room_for(way, size * 1e6, count), psutil.virtual_memory().available
                 if needed > 0.8 * there:

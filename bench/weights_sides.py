@@ -15,6 +15,7 @@ from rl_api import LoraSpec
 from rl_api.run import TinyModelSpec
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
+from rl_trainer.flow.store_room import StoreRoom
 from rl_trainer.model.config import DecoderConfig, parse_config
 from rl_trainer.model.decoder import Decoder
 from rl_trainer.model.tiny import tiny_config
@@ -130,14 +131,17 @@ class LearnerSide:
 class SamplerSide:
     """A decoder into which weights are loaded."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, samplers: int = 1) -> None:
+        """`samplers`: how many of them there are."""
         torch.set_num_threads(1)
-        self.decoder = Decoder(config, torch.bfloat16)
+        self.decoder, self.samplers = Decoder(config, torch.bfloat16), samplers
 
     def open(self, way: str) -> None:
         """Begins anew."""
         self.receiver: Any = (
-            NaiveReceiver() if way == NAIVE else create_receiver(way, RayStore(), place="bench")
+            NaiveReceiver()
+            if way == NAIVE
+            else create_receiver(way, RayStore(), place="bench", lends=StoreRoom(self.samplers))
         )  # type: ignore[arg-type]
 
     def take(
@@ -153,7 +157,8 @@ class SamplerSide:
         if isinstance(self.receiver, NaiveReceiver):
             load: Callable[[], None] = partial(self.decoder.load_hf_state_dict, tensors)
         else:
-            load = self.decoder.prepare_hf_state_dict(tensors)
+            lent = self.decoder.lent_parameters(tensors)
+            load = self.decoder.prepare_hf_state_dict(tensors, lent=lent)
             del tensors
             forget_store_pages(keep=KEPT_BYTES)
         middle = time.perf_counter()

@@ -11,13 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+import torch
 
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.groups import BufferConfig, Handed
 from rl_trainer.buffer.handle import Buffer
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.flow.calls import INLINE_BYTES
+from rl_trainer.flow.ray_store import RayStore
+from rl_trainer.flow.store_room import StoreRoom, node_store_bytes
 from rl_trainer.trajectory import Group, Trajectory
+from rl_trainer.weights.payload import lent_tensor
+from rl_trainer.weights.source import LazyTensor, source_of
+from rl_trainer.weights.transports.base import Offer
+from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -304,6 +311,33 @@ def test_a_killed_buffer_is_named():
     ray.kill(buffer.actor)
     with pytest.raises(ActorDied, match="the buffer died while taking a batch"):
         buffer.take(5.0)
+
+
+def test_what_an_engine_computes_with_stays_in_the_store_while_later_versions_are_put():
+    values = torch.arange(500_000, dtype=torch.int32)  # 2 MB: not within an answer
+    store = RayStore()
+    publisher, receiver = StorePublisher(store, 0), StoreReceiver(store, "here", StoreRoom(1))
+
+    def publish(version):
+        tensors = {"weight": LazyTensor.of(values + version)}
+        return publisher.publish(Offer(lambda: source_of(tensors)), version)
+
+    def take(published):
+        return lent_tensor(receiver.receive(published, 60), "weight")
+
+    first = take(publish(0))  # nobody has a handle of it any more, and Ray may free it
+    last, places = None, set()
+    for version in range(1, 9):
+        last = take(publish(version))
+        places.add(last.data_ptr())
+        assert torch.equal(last, values + version)
+        assert torch.equal(first, values)
+    assert first.data_ptr() not in places
+    assert node_store_bytes() > values.nbytes
+    assert (
+        lent_tensor(StoreReceiver(store, "here", StoreRoom(1 << 30)).receive(publish(9), 60), "weight")
+        is None
+    )
 
 
 def test_the_bench_of_weights_small(monkeypatch):

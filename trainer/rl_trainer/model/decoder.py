@@ -6,10 +6,11 @@ decode loop. Parameters are fused (see `names`); Hugging Face names appear at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -24,6 +25,7 @@ from rl_trainer.model.config import DecoderConfig, read_config
 from rl_trainer.model.context import Context, SplitPacking
 from rl_trainer.model.folder import opened_weights, read_tensors
 from rl_trainer.model.layers import rms_norm, rotation_table
+from rl_trainer.model.lent import lent_parameters
 from rl_trainer.model.lora import (
     PEFT_PREFIX,
     adapted_weights,
@@ -70,6 +72,7 @@ class Decoder(AtPlaces):
         self._rotations = torch.empty(0, config.head_dim // 2, dtype=torch.complex64, device=device)
         self._checkpointed = False
         self._spare: dict[str, torch.Tensor] = {}
+        self._lent: set[str] = set()
 
     def initialize(self, std: float, seed: int) -> None:
         """Normal weights of the given standard deviation, zero biases, unit norms; the same for a seed everywhere."""
@@ -279,15 +282,29 @@ class Decoder(AtPlaces):
         """
         check_shapes(self.config, shapes_of(tensors), where)
         with torch.no_grad():
+            for name, value in self.named_parameters():
+                if name in self._lent:
+                    value.data = torch.empty_like(value)
+            self._lent.clear()
             fuse(self.config, tensors, {name: value.detach() for name, value in self.named_parameters()})
 
+    def lent_parameters(self, tensors: Mapping[str, object]) -> dict[str, torch.Tensor]:
+        """What `prepare_hf_state_dict` need not copy; see `lent.lent_parameters`. Not of divided parameters."""
+        return lent_parameters(self.config, tensors, dict(self.named_parameters()))
+
     def prepare_hf_state_dict(
-        self, tensors: Mapping[str, Rows], where: str = "weights"
+        self,
+        tensors: Mapping[str, Rows],
+        where: str = "weights",
+        lent: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> Callable[[], None]:
         """What takes time of `load_hf_state_dict`, ahead and beside whoever computes with the model; not of divided ones.
 
         The tensors are copied to a second set of memory, which is kept from then on: as many bytes as the parameters have.
         The result, to be called once, makes it the parameters'. Whatever was prepared before and not called is void.
+
+        `lent`: what `lent_parameters` found in the tensors. These become the parameters as they are, and have no memory here
+        until others do or `own_parameters` is called: meanwhile nobody may write to parameters but by `load_hf_state_dict`.
 
         Raises ModelError as `load_hf_state_dict` does.
         """
@@ -295,23 +312,40 @@ class Decoder(AtPlaces):
         spare = self._spare
         with torch.no_grad():
             for name, value in self.named_parameters():
-                if name not in spare:
+                if name not in lent and name not in spare:
                     spare[name] = torch.empty_like(value)
-            fuse(self.config, tensors, spare)
+            fuse(self.config, tensors, spare, without=lent)
 
         def exchange() -> None:
             for name, value in self.named_parameters():
-                value.data, spare[name] = spare[name], value.data
+                before, value.data = value.data, lent[name] if name in lent else spare[name]
+                if name in lent or name in self._lent:
+                    spare.pop(name, None)
+                else:
+                    spare[name] = before
+            self._lent = set(lent)
 
         return exchange
+
+    def own_parameters(self) -> None:
+        """Copies what is lent to memory of its own."""
+        for name, value in self.named_parameters():
+            if name in self._lent:
+                value.data = value.data.clone()
+        self._lent.clear()
+
+    def lent(self) -> list[torch.Tensor]:
+        """The parameters that are lent."""
+        return [value for name, value in self.named_parameters() if name in self._lent]
 
     def prepared(self) -> list[torch.Tensor]:
         """The second set of memory, where there is one: what was prepared, or what the parameters were before."""
         return list(self._spare.values())
 
-    def bytes_to_prepare(self) -> int:
-        """Bytes that the next `prepare_hf_state_dict` takes: once its second set of memory is there, 0."""
-        return sum(value.nbytes for name, value in self.named_parameters() if name not in self._spare)
+    def bytes_to_prepare(self, lent: Collection[str] = ()) -> int:
+        """Bytes that the next `prepare_hf_state_dict` takes: once its second set of memory is there, 0. `lent`: see it."""
+        there = self._spare.keys() | set(lent)
+        return sum(value.nbytes for name, value in self.named_parameters() if name not in there)
 
     def load_folder(self, folder: Path) -> None:
         """As `load_hf_state_dict` from the files of a folder."""

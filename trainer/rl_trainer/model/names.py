@@ -8,7 +8,7 @@ do not see the order, and the way back is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -164,12 +164,20 @@ def deinterleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def fuse(config: DecoderConfig, tensors: Mapping[str, Rows], target: Mapping[str, torch.Tensor]) -> None:
+def fuse(
+    config: DecoderConfig,
+    tensors: Mapping[str, Rows],
+    target: Mapping[str, torch.Tensor],
+    without: Collection[str] = (),
+) -> None:
     """Copy Hugging Face tensors into the fused parameters `target`, in place: of divided ones the rows held here.
 
-    Names and shapes must have been checked. Values are converted to the target's dtype and device.
+    Names and shapes must have been checked. Values are converted to the target's dtype and device. `without`: names of fused
+    parameters that are left out.
     """
     for part in parts(config):
+        if part.fused in without:
+            continue
         read = partial(_read, tensors[part.name], config.head_dim if part.turned else None)
         fill_part(target[part.fused], part.first, part.first + part.shape[0], read)
 

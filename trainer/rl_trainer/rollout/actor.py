@@ -28,6 +28,7 @@ from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.flow.pulse import Pulse
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages
+from rl_trainer.flow.store_room import StoreRoom
 from rl_trainer.flow.turns import sampler_device
 from rl_trainer.flow.worker import Worker
 from rl_trainer.model.chat import Chat
@@ -49,6 +50,7 @@ from rl_trainer.tasks import Answer, Prompt, Score, load_task
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.tasks.split import heldout_count
 from rl_trainer.trajectory import Group
+from rl_trainer.weights.transports.base import never
 from rl_trainer.weights.transports.collective import CollectiveReceiver
 from rl_trainer.weights.transports.create import create_receiver
 from rl_trainer.weights.transports.invitation import Invitation
@@ -92,13 +94,15 @@ class SamplerActor(Worker):
         )
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
         self._store = RayStore()
-        self.receiver = create_receiver(spec.weight_sync.transport, self._store, place=place)
+        self._swaps = rank < spec.shared_samplers and spec.placement.residency == "swap"
+        # One that gives its memory back in turn gives back what is its own.
+        lends = never if self._swaps else StoreRoom(spec.sampler.replicas)
+        self.receiver = create_receiver(spec.weight_sync.transport, self._store, place=place, lends=lends)
         with model.opened() as folder:
             # What may be refused first: a server that the engine has claimed by then would be nobody's to give back.
             tokenizer = load_tokenizer(folder)
             chat = Chat.of(tokenizer, spec.task)
             stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
-            self._swaps = rank < spec.shared_samplers and spec.placement.residency == "swap"
             self.engine = open_engine(
                 spec, rank, model, folder, buffer.actor, other_pods=other_pods, swaps=self._swaps
             )

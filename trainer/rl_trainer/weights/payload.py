@@ -71,8 +71,9 @@ class Tensors(Mapping[str, Tensor]):
     need be in memory beside the blocks.
     """
 
-    def __init__(self, blocks: Sequence[Mapping[str, tuple[Place, Tensor]]]):
-        """`blocks`: of each the bytes of what it holds, uint8, in the order of the version."""
+    def __init__(self, blocks: Sequence[Mapping[str, tuple[Place, Tensor]]], *, lent: bool = False):
+        """`blocks`: of each the bytes of what it holds, uint8, in the order of the version; `lent`: see `lent_tensor`."""
+        self.lent = lent
         self._parts: dict[str, list[tuple[Place, Tensor]]] = {}
         for block in blocks:
             for name, part in block.items():
@@ -87,6 +88,10 @@ class Tensors(Mapping[str, Tensor]):
     def dtypes(self) -> dict[str, torch.dtype]:
         """Number format by name, with nothing put together."""
         return {name: getattr(torch, parts[0][0].dtype) for name, parts in self._parts.items()}
+
+    def is_whole(self, name: str) -> bool:
+        """Whether it is there, in one block."""
+        return len(self._parts.get(name, ())) == 1
 
     def __getitem__(self, name: str) -> Tensor:
         parts = self._parts[name]
@@ -112,6 +117,14 @@ def dtypes_of(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
     """Number format by name."""
     found: dict[str, torch.dtype] | None = getattr(tensors, "dtypes", None)
     return {name: value.dtype for name, value in tensors.items()} if found is None else found
+
+
+def lent_tensor(tensors: Mapping[str, Any], name: str) -> Tensor | None:
+    """A tensor in memory that stays as it is as long as somebody holds a view of it: it may be used for any length of time,
+    and never be written. None: there is none of that name, or not in such memory."""
+    if not isinstance(tensors, Tensors) or not tensors.lent or not tensors.is_whole(name):
+        return None
+    return tensors[name]
 
 
 def made_when_wanted(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
@@ -242,8 +255,8 @@ def _pack(
     return WeightsBlock(version, number, blocks, array, index, checksum_of(array))
 
 
-def unpack_weights(blocks: Sequence[WeightsBlock]) -> Tensors:
-    """The tensors of the blocks, which are all of one version.
+def unpack_weights(blocks: Sequence[WeightsBlock], *, lent: bool = False) -> Tensors:
+    """The tensors of the blocks, which are all of one version. `lent`: see `lent_tensor`.
 
     Raises:
         ModelError: not the bytes that were sent, or not the blocks of one version.
@@ -257,7 +270,7 @@ def unpack_weights(blocks: Sequence[WeightsBlock]) -> Tensors:
                 f"weights of version {version}: expected block {number + 1} of {count}, found {found}; "
                 "start the run again with --resume"
             )
-    return Tensors([_unpack(one) for one in blocks])
+    return Tensors([_unpack(one) for one in blocks], lent=lent)
 
 
 def _unpack(one: WeightsBlock) -> dict[str, tuple[Place, Tensor]]:

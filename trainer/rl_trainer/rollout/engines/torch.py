@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -97,13 +97,18 @@ class TorchEngine(Engine):
 
     def prepare_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> Callable[[], None]:
         """See `Engine.prepare_weights`. On a CPU a second set of parameters is filled, and exchanged for the first, if there
-        is memory for it; that of a GPU is for keys and values. Nor while the first one is offloaded.
+        is memory for it; that of a GPU is for keys and values. Nor while the first one is offloaded. Tensors that are lent
+        become parameters as they are where their layout allows it (`payload.lent_tensor`).
         """
         with self._preparing:
-            if self._device.type != "cpu" or self._offloader.away or not self._has_room():
+            if self._device.type != "cpu" or self._offloader.away:
+                return super().prepare_weights(tensors, version)
+            lent = self._decoder.lent_parameters(tensors)
+            if not self._has_room(lent):
                 return super().prepare_weights(tensors, version)
             self._prepared = True
-            exchange = self._decoder.prepare_hf_state_dict(tensors, where=f"weights of version {version}")
+            where = f"weights of version {version}"
+            exchange = self._decoder.prepare_hf_state_dict(tensors, where, lent)
 
         def load() -> None:
             self._offloader.require("weights are loaded")
@@ -113,9 +118,9 @@ class TorchEngine(Engine):
 
         return load
 
-    def _has_room(self) -> bool:
-        """Whether a second set of parameters is there, or may be made."""
-        needed = self._decoder.bytes_to_prepare()
+    def _has_room(self, lent: Collection[str]) -> bool:
+        """Whether a second set of parameters, but for those that are `lent`, is there, or may be made."""
+        needed = self._decoder.bytes_to_prepare(lent)
         return needed == 0 or free_memory() >= needed + MARGIN
 
     def _loaded(self, version: int) -> None:
@@ -127,15 +132,19 @@ class TorchEngine(Engine):
 
     @property
     def device_bytes(self) -> int:
-        """See `Engine.device_bytes`."""
-        return held_bytes([tensor for part in self._memory() for tensor in part])
+        """See `Engine.device_bytes`; with parameters that are lent."""
+        lent = {id(one): one.nbytes for one in self._decoder.lent()}
+        own = [tensor for part in self._memory() for tensor in part if id(tensor) not in lent]
+        return held_bytes(own) + sum(lent.values())
 
     def offload(self) -> int:
         """See `Engine.offload`. Keys and values of sequences in flight are moved along; a second set of parameters that
-        waits to be loaded as well, else it is dropped.
+        waits to be loaded as well, else it is dropped. What is lent is given back for good, and a copy of it moved.
         """
         with self._preparing:
             self._step.forget_buffers()
+            if not self._offloader.away:
+                self._decoder.own_parameters()
             return self._offloader.offload(*self._memory())
 
     def onload(self) -> int:

@@ -62,6 +62,15 @@ class Store(Protocol):
         ...
 
 
+Lends = Callable[[int], bool]
+"""Whether a store has room to keep a version of so many bytes for as long as an engine computes with it where it lies."""
+
+
+def never(size: int) -> bool:
+    """`Lends` of a store that keeps nothing for long."""
+    return False
+
+
 class Publisher(Protocol):
     """The learner's side; every rank has one."""
 
@@ -78,7 +87,8 @@ class Receiver(Protocol):
     """The sampler's side; one for as long as the sampler lives."""
 
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
-        """All tensors of the policy in this version, under Hugging Face names: to be read only, and not for long.
+        """All tensors of the policy in this version, under Hugging Face names: to be read only, and not for long but for
+        what is lent (`payload.lent_tensor`).
 
         Raises:
             DeadlineExceeded: not all of it was there after `timeout` seconds.

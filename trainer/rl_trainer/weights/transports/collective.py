@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rl_trainer.error_text import first_line
 from rl_trainer.weights.payload import Place, Tensors, WeightsBlock, unpack_weights
-from rl_trainer.weights.transports.base import Store
+from rl_trainer.weights.transports.base import Lends, Store, never
 from rl_trainer.weights.transports.group import MeetingPoint, Seat, WeightGroup
 from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.object_store import StoreReceiver
@@ -101,9 +101,9 @@ class Broadcaster:
 class CollectiveReceiver:
     """Implements `Receiver`: a version that was broadcast if it has arrived, else the same from the store."""
 
-    def __init__(self, store: Store, place: str):
-        """`place`: see `StoreReceiver`."""
-        self._from_store = StoreReceiver(store, place)
+    def __init__(self, store: Store, place: str, lends: Lends = never):
+        """`place`, `lends`: see `StoreReceiver`."""
+        self._from_store = StoreReceiver(store, place, lends)
         self._place = place
         self._seat = Seat()
         self._one_at_a_time = threading.Lock()

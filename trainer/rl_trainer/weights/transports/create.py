@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from rl_api.roles import Transport
 from rl_trainer.weights.transports.adapter import AdapterPublisher, AdapterReceiver
-from rl_trainer.weights.transports.base import Publisher, Receiver, Store
+from rl_trainer.weights.transports.base import Lends, Publisher, Receiver, Store, never
 from rl_trainer.weights.transports.collective import CollectiveReceiver
 from rl_trainer.weights.transports.delta import DeltaPublisher, DeltaReceiver
 from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
@@ -21,10 +22,11 @@ def create_publisher(transport: Transport, store: Store, *, rank: int) -> Publis
     return kinds.get(transport, StorePublisher)(store, rank)
 
 
-def create_receiver(transport: Transport, store: Store, *, place: str) -> Receiver:
-    """A sampler's side; `place`: who it is and where, for errors."""
+def create_receiver(transport: Transport, store: Store, *, place: str, lends: Lends = never) -> Receiver:
+    """A sampler's side; `place`: who it is and where, for errors; `lends`: of the store, where whole versions come from."""
     kinds: dict[Transport, Callable[[Store, str], Receiver]] = {
-        "objectStore": StoreReceiver,
+        "objectStore": partial(StoreReceiver, lends=lends),
+        "auto": partial(CollectiveReceiver, lends=lends),
         "delta": DeltaReceiver,
         "adapter": AdapterReceiver,
     }

@@ -12,7 +12,7 @@ from rl_api.errors import DeadlineExceeded
 from rl_trainer.weights.gathered import GatheredBlock, gather_weights
 from rl_trainer.weights.payload import BLOCK_BYTES, Rooms, unpack_weights
 from rl_trainer.weights.source import TensorSource
-from rl_trainer.weights.transports.base import Offer, Store
+from rl_trainer.weights.transports.base import Lends, Offer, Store, never
 from rl_trainer.weights.transports.publication import Publication
 
 
@@ -37,13 +37,14 @@ class StorePublisher:
 class StoreReceiver:
     """Implements `Receiver`: all blocks of a version before any of it is used, and no copy of them."""
 
-    def __init__(self, store: Store, place: str):
-        """`place`: who receives and where, for what it says when nothing comes."""
-        self._store, self._place = store, place
+    def __init__(self, store: Store, place: str, lends: Lends = never):
+        """`place`: who receives and where, for what it says when nothing comes; `lends`: see `Lends`."""
+        self._store, self._place, self._lends = store, place, lends
 
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
         """See `Receiver.receive`."""
-        return unpack_weights(take_blocks(self._store, publication, self._place, timeout))
+        blocks = take_blocks(self._store, publication, self._place, timeout)
+        return unpack_weights(blocks, lent=self._lends(sum(one.block.nbytes for one in blocks)))
 
 
 def put_blocks(store: Store, blocks: Iterator[GatheredBlock]) -> list[Any]:
