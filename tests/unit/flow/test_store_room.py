@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from ray.exceptions import RaySystemError
 
@@ -11,7 +12,11 @@ from rl_trainer.flow import store_room
 from rl_trainer.flow.store_room import StoreRoom, node_store_bytes
 
 
-def test_every_sampler_may_hold_one_beside_those_under_way():
+def version(size: int) -> list[np.ndarray]:
+    return [np.zeros(40, np.uint8), np.zeros(size - 40, np.uint8)]
+
+
+def test_every_sampler_may_hold_one_beside_those_under_way(monkeypatch: pytest.MonkeyPatch):
     looked: list[None] = []
 
     def look() -> float:
@@ -20,9 +25,12 @@ def test_every_sampler_may_hold_one_beside_those_under_way():
 
     room = StoreRoom(4, look)
     assert not looked, "Ray is asked when it matters"
-    assert [room(size) for size in (99, 100, 101)] == [True, True, False]
+    used: list[int] = []
+    monkeypatch.setattr(store_room, "use_store_pages", lambda array: used.append(array.nbytes))
+    assert [room(version(size)) for size in (99, 100, 101)] == [True, True, False]
     assert len(looked) == 1
-    assert not StoreRoom(5, look)(100)
+    assert not StoreRoom(5, look)(version(100))
+    assert used == [40, 59, 40, 60], "those that are not lent are given back"
 
 
 def test_the_store_is_that_of_this_node(monkeypatch: pytest.MonkeyPatch):
@@ -42,4 +50,4 @@ def test_the_store_is_that_of_this_node(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(store_room.ray, "nodes", fail)
     assert node_store_bytes() == 0.0
-    assert not StoreRoom(1)(1)
+    assert not StoreRoom(1)(version(41))

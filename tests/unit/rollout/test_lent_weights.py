@@ -123,9 +123,8 @@ def test_what_is_lent_is_held_until_the_next_version_is_loaded_or_the_engine_is_
 
     def lend(version: int) -> tuple[Any, Any]:
         (block,) = blocks = in_a_store(decoder(version, **WIDE), version)
-        return engine.prepare_weights(unpack_weights(blocks, lent=True), version), weakref.ref(
-            block.block.base
-        )
+        load = engine.prepare_weights(unpack_weights(blocks, lent=True), version)
+        return load, weakref.ref(block.block)
 
     load, second = lend(2)
     load()

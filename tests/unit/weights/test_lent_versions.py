@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from kept_blocks import KeptBlocks
@@ -25,9 +27,9 @@ def source() -> TensorSource:
 def test_a_version_is_lent_if_the_store_has_room_and_it_is_the_stores(transport):
     store, asked = KeptBlocks(), list[int]()
 
-    def lends(most: int, size: int) -> bool:
-        asked.append(size)
-        return size <= most
+    def lends(most: int, arrays: Sequence[np.ndarray]) -> bool:
+        asked.append(sum(one.nbytes for one in arrays))
+        return asked[-1] <= most
 
     whole = transport in ("objectStore", "auto")
     published = create_publisher(transport, store, rank=0).publish(Offer(source), 4)

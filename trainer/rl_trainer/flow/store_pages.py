@@ -8,7 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 # Bytes of the store that a process may keep in its resident set, where it reads or writes weights: with them and three
 # blocks, publishing stays below 300 MB. To write a page that is still there takes a quarter of the time of one that is not.
@@ -22,16 +28,27 @@ _STORE = "plasma"
 _MEMORY = " /dev/shm/"
 # Not empty: this process's store was found to be there, and the list of mappings need not be read for what may stay.
 _in_memory: list[bool] = []
+# Beginnings and ends of what is read all the time.
+_used: dict[int, tuple[int, int]] = {}
+_numbers = count()
+
+
+def use_store_pages(array: npt.NDArray[Any]) -> None:
+    """As long as the array lives its pages are not forgotten, and do not count for `keep`: it is read all the time."""
+    start, number = int(array.ctypes.data), next(_numbers)
+    _used[number] = start, start + array.nbytes
+    weakref.finalize(array, _used.pop, number, None).atexit = False
 
 
 def forget_store_pages(maps: Path = _MAPS, *, keep: int = 0) -> bool:
     """Takes the store's pages out of this process's resident set; they stay in the store and come back when they are read.
 
     At any moment, whatever other threads do. Where there is no such list of mappings (not Linux), nothing happens. Pages of
-    a store in /dev/shm stay as long as no more than `keep` bytes of shared memory are resident. Returns whether they were
-    more.
+    a store in /dev/shm stay as long as no more than `keep` bytes of shared memory are resident, and what is used
+    (`use_store_pages`). Returns whether they were more.
     """
-    few = shared_bytes() <= keep
+    used = sorted(_used.copy().values())
+    few = shared_bytes() <= keep + sum(last - first for first, last in used)
     if few and _in_memory:
         return False
     try:
@@ -43,10 +60,24 @@ def forget_store_pages(maps: Path = _MAPS, *, keep: int = 0) -> bool:
         lines = [line for line in lines if _MEMORY not in line]
         if found and not store_mappings(lines):
             _in_memory.append(True)
-    for start, end in store_mappings(lines):
-        # What this throws away of a private mapping would be lost, of a shared one it is the file's.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+    for mapping in store_mappings(lines):
+        for start, end in _between(used, *mapping):
+            # What this throws away of a private mapping would be lost, of a shared one it is the file's.
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED
+            )
     return not few
+
+
+def _between(used: Sequence[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """What of the pages from `start` to `end` is not in `used`, which are in order."""
+    for first, last in used:
+        if start < first < end:
+            yield start, first // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < end:
+            start = max(start, -(-last // mmap.PAGESIZE) * mmap.PAGESIZE)
+    if start < end:
+        yield start, end
 
 
 def recall_store_pages(start: int, size: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
+import numpy.typing as npt
 import ray
 from ray.exceptions import RayError
+
+from rl_trainer.flow.store_pages import use_store_pages
 
 # Beside what each sampler of a node may still hold: one that is put or fetched, one that waits to be loaded, and the rest.
 _MORE: Final = 3
@@ -24,7 +27,7 @@ def node_store_bytes() -> float:
 
 
 class StoreRoom:
-    """Implements `Lends`: whether every sampler may hold another version, and there is still room for new ones.
+    """Implements `Lends`: if every sampler may hold another version, and there is still room for new ones.
 
     Ray never takes the memory of an object away that somebody reads: it would write new ones to the disk instead.
     """
@@ -33,9 +36,12 @@ class StoreRoom:
         """`samplers`: that may be on this node; `look`: bytes of its store, asked for once, when it matters."""
         self._versions, self._look = samplers + _MORE, look
 
-    def __call__(self, size: int) -> bool:
-        """Of versions of `size` bytes."""
-        return self._versions * size <= self._bytes
+    def __call__(self, arrays: Sequence[npt.NDArray[Any]]) -> bool:
+        """Of versions as large as this one."""
+        found = self._versions * sum(one.nbytes for one in arrays) <= self._bytes
+        for one in arrays if found else ():
+            use_store_pages(one)
+        return found
 
     @cached_property
     def _bytes(self) -> float:

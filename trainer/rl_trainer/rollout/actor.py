@@ -94,18 +94,19 @@ class SamplerActor(Worker):
         )
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
         self._store = RayStore()
-        self._swaps = rank < spec.shared_samplers and spec.placement.residency == "swap"
-        # One that gives its memory back in turn gives back what is its own.
-        lends = never if self._swaps else StoreRoom(spec.sampler.replicas)
-        self.receiver = create_receiver(spec.weight_sync.transport, self._store, place=place, lends=lends)
         with model.opened() as folder:
             # What may be refused first: a server that the engine has claimed by then would be nobody's to give back.
             tokenizer = load_tokenizer(folder)
             chat = Chat.of(tokenizer, spec.task)
             stop = tokenizer.stop_ids | stop_tokens(tokenizer, spec.sampler.stop)
+            self._swaps = rank < spec.shared_samplers and spec.placement.residency == "swap"
             self.engine = open_engine(
                 spec, rank, model, folder, buffer.actor, other_pods=other_pods, swaps=self._swaps
             )
+        # vLLM and servers have their own memory, and who gives his back in turn gives back what is his own.
+        borrows = spec.sampler.engine == "torch" and not self._swaps
+        lends = StoreRoom(spec.sampler.replicas) if borrows else never
+        self.receiver = create_receiver(spec.weight_sync.transport, self._store, place=place, lends=lends)
         self._wake = threading.Event()
         self.rollouts = Rollouts(
             self.engine, chat, self.task, max_turns=spec.task.max_turns, wake=self._wake.set

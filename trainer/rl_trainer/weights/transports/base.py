@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -62,11 +64,11 @@ class Store(Protocol):
         ...
 
 
-Lends = Callable[[int], bool]
-"""Whether a store has room to keep a version of so many bytes for as long as an engine computes with it where it lies."""
+Lends = Callable[[Sequence[npt.NDArray[np.uint8]]], bool]
+"""Lends blocks of a version to an engine that computes with them where they lie; whether the store has room for that."""
 
 
-def never(size: int) -> bool:
+def never(arrays: Sequence[npt.NDArray[np.uint8]]) -> bool:
     """`Lends` of a store that keeps nothing for long."""
     return False
 

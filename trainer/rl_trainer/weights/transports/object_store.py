@@ -44,7 +44,7 @@ class StoreReceiver:
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
         """See `Receiver.receive`."""
         blocks = take_blocks(self._store, publication, self._place, timeout)
-        return unpack_weights(blocks, lent=self._lends(sum(one.block.nbytes for one in blocks)))
+        return unpack_weights(blocks, lent=self._lends([one.block for one in blocks]))
 
 
 def put_blocks(store: Store, blocks: Iterator[GatheredBlock]) -> list[Any]:
