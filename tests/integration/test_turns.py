@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -134,7 +135,8 @@ def test_learners_interrupt_a_sampler_that_runs_ahead_and_nobody_computes_beside
     files.run().assert_well()
     files.assert_nothing_lost_or_twice()
     rewards = [step.reward_mean for step in files.steps]
-    assert sum(rewards[-5:]) > sum(rewards[:5]), "it does not learn"
+    # Before the first update 0.73 of 1, and 0.8 to 1 from the second step on.
+    assert fmean(rewards[-5:]) > rewards[0] + 0.1, "it does not learn"
     assert max(step.staleness_max for step in files.steps) > 0
     spans = read_timeline(files.out / "timeline.json")
     sampling = of(spans, "sampler 0", "generate", "score", "load weights")
