@@ -24,7 +24,9 @@ Each cell is predicted / measured milliseconds; in brackets how far the predicti
 profile of a run in the same placement is.
 
 Targets: each prediction within 10 % of what was measured, auto within 3 % of the best of all four, processor time of two
-holders of a core at the same time at most 1 % (`--exclusive`, workloads by themselves, as watching costs time).
+holders of a core at the same time at most 1 % (`--exclusive`, workloads by themselves, as watching costs time). A core does
+one thing at a time, so that is told twice: by what both have worked in the same millisecond, and by what one works while
+the timeline has the other one at work there.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from rl_api.planner.plan import predict
 from rl_api.planner.profile import PROFILE_FILE, RunProfile, load_profile
 from rl_api.planner.room import placement_of
 from rl_api.validation import parse
+from rl_trainer.observe.timeline import TIMELINE_FILE, read_timeline
 from rl_trainer.run.ray_session import ray_session
 from rl_trainer.run.replan import forecast, placed, same
 from rl_trainer.run.supported import check_supported
@@ -96,7 +99,7 @@ def repetition(run: RLTrainingRun, folder: Path, cores: Cores) -> dict[str, Any]
         "parts": {
             part: round(statistics.mean(line[f"time_{part}"] or 0.0 for line in counted), 5) for part in PARTS
         },
-        "watched": cores.found,
+        "watched": cores.held(read_timeline(out / TIMELINE_FILE)),
         "profile": json.loads((out / PROFILE_FILE).read_text()),
     }
 
@@ -290,9 +293,14 @@ def table_of(
         for mode in WATCHED:
             shares = [found[one.name]["exclusive"][mode] for one in complete]
             share = sum(s["overlap"] for s in shares) / max(1e-9, sum(s["total"] for s in shares))
-            checks.append(
-                at_most(f"{mode}: processor time of two holders at once", 100 * share, 100 * EXCLUSIVE, " %")
-            )
+            beside = sum(s["beside"] for s in shares) / max(1e-9, sum(s["total"] for s in shares))
+            for what, found_share in (
+                ("of two holders in the same millisecond", share),
+                ("of an actor while the other one holds the core", beside),
+            ):
+                checks.append(
+                    at_most(f"{mode}: processor time {what}", 100 * found_share, 100 * EXCLUSIVE, " %")
+                )
     return rows, checks
 
 

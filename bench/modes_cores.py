@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import modes_watch
 import ray
 
 from rl_api import RunSpec
+from rl_trainer.observe.timeline import Span
 from rl_trainer.run import session
 from rl_trainer.run.actors import Actors
 
@@ -25,6 +27,43 @@ def core_of(role: str, rank: int, spec: RunSpec) -> int:
     if role == "learner" or rank < spec.shared_samplers:
         return rank
     return spec.learner.ranks + rank - spec.shared_samplers
+
+
+HOLDS = {
+    "learner": ("train", "log probs", "values", "publish", "onload", "offload"),
+    "sampler": ("generate", "score", "load weights", "hand over", "onload", "offload"),
+}
+"""By role the spans of who has a device that it shares."""
+
+
+def beside(
+    times: Sequence[float],
+    seconds: dict[str, list[float]],
+    pairs: Sequence[Sequence[str]],
+    spans: Sequence[Span],
+) -> float:
+    """Processor seconds of actors whose device another one has, while that one works there.
+
+    Args:
+        times: of looks, seconds since the epoch.
+        seconds: by actor, its processor time at each of them.
+        pairs: actors that share a core.
+        spans: of the run.
+    """
+
+    def used(actor: str, at: float) -> float:
+        place = bisect.bisect_right(times, at) - 1
+        if place < 0 or place + 1 >= len(times):
+            return seconds[actor][max(0, place)]
+        before, after = seconds[actor][place : place + 2]
+        return before + (after - before) * (at - times[place]) / (times[place + 1] - times[place])
+
+    other = {one: another for first, second in pairs for one, another in ((first, second), (second, first))}
+    return sum(
+        used(other[span.actor], span.end) - used(other[span.actor], span.start)
+        for span in spans
+        if span.actor in other and span.name in HOLDS[span.actor.split(" ")[0]]
+    )
 
 
 def _pin(_: Any, core: int) -> int:
@@ -42,7 +81,7 @@ class Cores:
     watch: bool = False
     pids: dict[tuple[str, int], int] = field(default_factory=dict)
     found: dict[str, Any] = field(default_factory=dict)
-    """What was seen of holders of shared cores, as `modes_watch.Watched` has it, `lesser` by name of the actor."""
+    """What was seen of holders of shared cores, as `modes_watch.Watched` has it, but by name of the actor."""
     _watcher: subprocess.Popen[str] | None = None
 
     def pin(self, spec: RunSpec, actors: Actors) -> None:
@@ -86,7 +125,20 @@ class Cores:
                 self._watcher = None
         names = {str(pid): name for (name, _), pid in self.pids.items()}
         self.found = json.loads(said)
-        self.found["lesser"] = {names[pid]: seconds for pid, seconds in self.found["lesser"].items()}
+        for name in ("lesser", "seconds"):
+            self.found[name] = {names[pid]: value for pid, value in self.found[name].items()}
+
+    def held(self, spans: Sequence[Span]) -> dict[str, Any]:
+        """What was found of the run whose spans these are, with `beside`, without single looks."""
+        if not self.found:
+            return {}
+        cores: dict[int, list[str]] = {}
+        for name, core in self.pids:
+            cores.setdefault(core, []).append(name)
+        pairs = [names for names in cores.values() if len(names) == 2]
+        found = dict(self.found)
+        times, seconds = found.pop("times"), found.pop("seconds")
+        return found | {"beside": beside(times, seconds, pairs, spans)}
 
 
 @contextlib.contextmanager

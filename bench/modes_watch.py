@@ -31,6 +31,8 @@ class Watched:
         looks: how many.
         longest: seconds between two looks at most.
         lesser: `overlap` by the process that had the lesser time.
+        times: of looks, seconds since the epoch.
+        seconds: by process, its processor time at each of them.
     """
 
     total: float = 0.0
@@ -39,6 +41,8 @@ class Watched:
     looks: int = 0
     longest: float = 0.0
     lesser: dict[str, float] = field(default_factory=dict)
+    times: list[float] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
 
 
 def processor_seconds(pid: int) -> float:
@@ -68,6 +72,9 @@ def look(cores: dict[str, list[int]], before: dict[int, float], found: Watched, 
             found.overlap += lesser
             found.late += lesser if elapsed > 2 * LOOK_SECONDS else 0.0
             found.lesser[str(pid)] = found.lesser.get(str(pid), 0.0) + lesser
+    found.times.append(time.time())
+    for one in (pid for pids in cores.values() for pid in pids):
+        found.seconds.setdefault(str(one), []).append(now.get(one, before.get(one, 0.0)))
     found.looks += 1
     found.longest = max(found.longest, elapsed)
     before.clear()
@@ -89,6 +96,7 @@ def main() -> None:
                 break
             cores, last = json.loads(line), time.monotonic()
             before.clear()
+            found.times, found.seconds = [], {}
             continue
         if due > 0:
             time.sleep(due)
