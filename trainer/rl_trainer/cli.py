@@ -219,7 +219,7 @@ def train_run(
 
         if profile is not None:
             run = planned(run, profile, console.message)
-            folder.placements_left = []
+            folder.placements_left, folder.planned_by = [], profile
         try:
             while True:
                 try:

@@ -11,8 +11,11 @@ import pytest
 from rl_api.errors import DeadlineExceeded
 from rl_api.planner.profile import DecodeProfile, LearnerProfile, RunProfile
 from rl_api.run import RunSpec
+from rl_trainer.observe.timeline import MEASURED, Span
+from rl_trainer.profile.meters import EngineMeter
 from rl_trainer.run.contending import contend, excerpts
 from rl_trainer.run.profiler import Profiler
+from rl_trainer.trajectory import Group
 
 PROFILE = RunProfile(
     group_size=8,
@@ -33,7 +36,7 @@ CONFIG = """{"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "num_hi
 "num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 64, "hidden_act": "silu"}"""
 
 
-class Group:
+class Asked:
     """In place of a group of workers, whose pieces take `alone` seconds, and `beside` where all are asked."""
 
     def __init__(self, role: str, size: int, alone: float, beside: float, asked: list[Any]) -> None:
@@ -72,8 +75,8 @@ def test_work_is_the_runs_own_in_size(tmp_path: Path) -> None:
 def test_one_computes_alone_and_then_all_do() -> None:
     asked: list[Any] = []
     groups: Any = {
-        "learner": Group("learner", 1, 1.0, 1.25, asked),
-        "sampler": Group("sampler", 2, 2.0, 3.0, asked),
+        "learner": Asked("learner", 1, 1.0, 1.25, asked),
+        "sampler": Asked("sampler", 2, 2.0, 3.0, asked),
     }
     work: Any = {"learner": "passes"}
     # While all work four pieces of 1.25 s are done, and two of 3 s; alone one takes 1 s.
@@ -83,6 +86,21 @@ def test_one_computes_alone_and_then_all_do() -> None:
         ("repeat", "learners", "passes"),
         ("repeat", "samplers", "passes"),
     ]
+
+
+def test_a_run_that_was_planned_by_a_profile_knows_what_was_tried_for_it(tmp_path: Path) -> None:
+    meter = EngineMeter()
+    for active in (1, 2, 4):
+        meter.decoded(0.001, active, 0)
+    sampler = Span("sampler 0", MEASURED, 0.0, 0.0, meter.drain() | {"tool_seconds": 0.0})
+    learner = Span("learner 0", MEASURED, 0.0, 0.0, {"seconds": 2.0, "passes": 1.0})
+    tried = PROFILE.model_copy(update={"learner": LearnerProfile(beta=0.001, contention=0.25)})
+    for before, expected in ((None, None), (PROFILE, None), (tried, 0.25)):
+        profiler = Profiler(SPEC, tmp_path, lambda said: None, before)
+        profiler.measurements.step([Group(0, [0.0], [4], [6], [False], 0)], [sampler, learner])
+        found = profiler.profile()
+        assert found is not None
+        assert (found.learner.contention, found.decode.contention) == (expected, None)
 
 
 def test_a_run_does_not_fail_of_what_is_tried_at_its_end(

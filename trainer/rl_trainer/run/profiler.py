@@ -22,9 +22,15 @@ EVERY_STEPS = 10
 class Profiler:
     """Measures one attempt. The file of an earlier one stays until this one has measured a step."""
 
-    def __init__(self, spec: RunSpec, folder: Path, warn: Callable[[str], None]) -> None:
-        """`warn`: is told once that what was measured makes no profile."""
+    def __init__(
+        self, spec: RunSpec, folder: Path, warn: Callable[[str], None], before: RunProfile | None = None
+    ) -> None:
+        """`warn`: is told once that what was measured makes no profile. `before`: an earlier one of such runs, whose word
+        counts for what a run does not try."""
         self.measurements = Measurements(spec)
+        if before is not None:
+            said = {"learner": before.learner.contention, "sampler": before.decode.contention}
+            self.measurements.contended({role: one for role, one in said.items() if one is not None})
         self._warn, self._warned = warn, False
         self._path = folder / PROFILE_FILE
         self._written = 0

@@ -15,7 +15,7 @@ import yaml
 from rl_api import RLTrainingRun
 from rl_api.errors import CheckpointError, RunFolderBusy
 from rl_api.planner.placement import Placement
-from rl_api.planner.profile import PROFILE_FILE
+from rl_api.planner.profile import PROFILE_FILE, RunProfile
 from rl_trainer.storage.files import Closes
 
 RUN_FILE = "run.yaml"
@@ -79,6 +79,7 @@ class RunFolder(Closes):
         self.overwrite = overwrite
         self.search = search
         self.placements_left: list[Placement] | None = None
+        self.planned_by: RunProfile | None = None  # what was measured of such runs before
         self.token = os.environ.get("RLTRAIN_FENCE") or f"{socket.gethostname()}:{os.getpid()}"
         ours = (path / _LOCK).exists()
         try:

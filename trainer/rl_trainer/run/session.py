@@ -114,7 +114,7 @@ class Session(Attempt):
         self._launch(self.checkpoints.unpack(checkpoint) if checkpoint is not None else None)
         checkpoint = self.checkpoints.resumed  # an earlier one, where learners have found that damaged
         self.recorder = self._stack.enter_context(Recorder(self.folder.path, self.console, self.server))
-        self.profiler = Profiler(spec, self.folder.path, self.console.warning)
+        self.profiler = Profiler(spec, self.folder.path, self.console.warning, self.folder.planned_by)
         self.planning = self._stack.enter_context(
             Planning(
                 self.run,
