@@ -178,10 +178,11 @@ def test_an_attempt_that_was_replaced_stops_as_one(run: Run) -> None:
 
 
 class Learners:
-    """Those of a resumed run: whether they see a folder, and what they say of a checkpoint's files."""
+    """Those of a resumed run: whether they see a folder, what they say of a checkpoint's files, and whether samplers reach
+    a file of it."""
 
-    def __init__(self, *said: tuple[str, str], sees: bool = False):
-        self.said, self.sees = list(said), sees
+    def __init__(self, *said: tuple[str, str], sees: bool = False, samplers: bool = True):
+        self.said, self.sees, self.samplers = list(said), sees, samplers
 
     def reach(self, folder: Path) -> bool:
         """As `Learners.reach`."""
@@ -209,6 +210,7 @@ class Learners:
             ["learners do not read the checkpoint themselves, and have it from the driver: there is no key"],
         ),
         (Learners(sees=True), 4, False, []),
+        (Learners(samplers=False), 4, False, []),
     ],
 )
 def test_who_fetches_what_a_run_goes_on_from(
@@ -232,7 +234,14 @@ def test_who_fetches_what_a_run_goes_on_from(
     assert found is not None
     assert found.step == 4
     model = resumed.unpack(found)
-    shared: Any = resuming.share_resumed(resumed, learners, model, said.append)
+    asked: list[str] = []
+
+    def reach(uri: str, files: Mapping[str, tuple[int, str]]) -> bool:
+        asked.extend(f"{uri} {name}" for name in files)
+        return bool(learners.samplers)
+
+    shared: Any = resuming.share_resumed(resumed, learners, reach, model, said.append)
+    assert asked[:1] == ([] if learners.sees else [f"{remote.remote.uri}/step-00000004 model/model"])
     assert resumed.resumed is not None
     assert resumed.resumed.step == step
     assert said == [sentence.format(uri=remote.remote.uri) for sentence in warned]

@@ -70,7 +70,7 @@ class Actors:
         tell: Callable[[str], None],
         warn: Callable[[str], None],
         begun: Callable[[Samplers], object] = lambda samplers: None,
-        weights: Callable[[Learners], SharedFolder] | None = None,
+        weights: Callable[[Learners, Placement], SharedFolder] | None = None,
         reward_model: Path | None = None,
         shape: ModelShape | None = None,
     ) -> Actors:
@@ -102,7 +102,7 @@ class Actors:
         learners = Learners.launch(spec, placement.reservation, search, watch)
         if placement.learner_gpus:
             spec = with_residency(spec, shape, learners)
-        folder = share_folder(model) if weights is None else weights(learners)
+        folder = share_folder(model) if weights is None else weights(learners, placement)
         shared = [device_of(rank) for rank in range(spec.shared_samplers)]
         swapped = bool(shared) and spec.placement.residency == "swap"
         if swapped:  # before samplers are there, which find the devices free and take their memory

@@ -23,11 +23,13 @@ from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.algorithms.batch_advantages import kl_in_reward
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch
+from rl_trainer.learner.group import Learners
+from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.console import Console
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.placement.bundles import bundles
 from rl_trainer.placement.held_time import HeldTime
-from rl_trainer.placement.places import nodes_now, place_run
+from rl_trainer.placement.places import Placement, nodes_now, place_run
 from rl_trainer.placement.store_use import StoreUse
 from rl_trainer.profile.meters import ProcessMeter
 from rl_trainer.rollout.engines.vllm_needs import check_installed
@@ -43,7 +45,7 @@ from rl_trainer.run.planning import Planning
 from rl_trainer.run.profiler import Profiler
 from rl_trainer.run.ray_session import dashboard_sentence, ray_address, ray_session
 from rl_trainer.run.recorder import Recorder
-from rl_trainer.run.resuming import share_resumed
+from rl_trainer.run.resuming import samplers_reach, share_resumed
 from rl_trainer.run.run_folder import RunFolder
 from rl_trainer.run.step import Step
 from rl_trainer.run.supported import check_supported, long_sequences
@@ -164,11 +166,7 @@ class Session(Attempt):
             self._stack.callback(placement.release)
         self.learner_gpus = placement.learner_gpus
         self.console.phase("starting actors")
-        resumed, weights = self.checkpoints.resumed, None
-        if resumed is not None and resumed.elsewhere:
-            weights = partial(
-                share_resumed, self.checkpoints, model=self.inputs.model, warn=self.console.warning
-            )
+        resumed = self.checkpoints.resumed
         self.actors = Actors.start(
             spec,
             self.inputs.model,
@@ -180,12 +178,16 @@ class Session(Attempt):
             warn=self.console.warning,
             # Before they are waited for: a sampler has its server while others still load, or fail to.
             begun=lambda samplers: self._stack.callback(self._give_back, samplers.close),
-            weights=weights,
+            weights=self._resumed if resumed is not None and resumed.elsewhere else None,
             reward_model=self.inputs.reward_model,
             shape=self.inputs.shape,
         )
         if sentence := self.checkpoints.ask_learners(self.actors.learners.reach):
             self.console.warning(sentence)
+
+    def _resumed(self, learners: Learners, placement: Placement) -> SharedFolder:
+        reach = partial(samplers_reach, placement)
+        return share_resumed(self.checkpoints, learners, reach, self.inputs.model, self.console.warning)
 
     def _give_back(self, close: Callable[[], None]) -> None:
         """What is outside of the run, a server, by `close`: not where another attempt will want it."""
