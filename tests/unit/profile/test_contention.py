@@ -21,7 +21,7 @@ def test_what_was_done_before_all_work_or_after_one_is_done_counts_for_nothing()
     early = [*pieces(0.0, 1.0, 6), *pieces(6.0, 1.5, 4)]
     late = [*pieces(6.0, 1.5, 4), *pieces(12.0, 1.0, 9)]
     assert contention(pieces(0.0, 1.0, 4), [early, late]) == pytest.approx(0.5)
-    assert contention(pieces(0.0, 1.0, 4), [pieces(0.0, 3.0, 2), pieces(6.0, 3.0, 2)]) == 0.0  # never both
+    assert contention(pieces(0.0, 1.0, 4), [pieces(0.0, 3.0, 2), pieces(6.0, 3.0, 2)]) is None  # never both
 
 
 def test_it_is_never_less_than_nothing_nor_more_than_taking_turns() -> None:

@@ -9,6 +9,8 @@ from rl_trainer.model.config import DecoderConfig
 
 # Operations of one pass at most: those of a fraction of a second on one core.
 MOST_OPERATIONS = 2e10
+# Parameters at most: every process makes them, beside the model that it has; 4 bytes each, and as many of gradients.
+MOST_PARAMETERS = 5e7
 # Tokens that the head knows, at most: of a large vocabulary alone the whole moment would go into it.
 _MOST_VOCABULARY = 4096
 
@@ -33,23 +35,31 @@ class Excerpt:
     @property
     def operations(self) -> float:
         """Of a pass: 2 for each parameter and token, and twice as many backward (Kaplan et al. 2020, arXiv 2001.08361)."""
+        return (6.0 if self.learns else 2.0) * self.parameters * self.rows * self.length
+
+    @property
+    def parameters(self) -> int:
+        """Of the model, whose head is its embedding."""
         config = self.config
         projections = 2 * config.hidden_size * config.head_dim * (config.heads + config.kv_heads)
         layer = projections + 3 * config.hidden_size * config.intermediate_size
-        parameters = config.layers * layer + config.vocab_size * config.hidden_size
-        return (6.0 if self.learns else 2.0) * parameters * self.rows * self.length
+        return config.layers * layer + config.vocab_size * config.hidden_size
 
-    def short(self) -> Excerpt:
+    def short(self) -> Excerpt | None:
         """The same with as many layers, and then rows, as are done in a moment: widths stay, which decide what a token needs
-        of the memory."""
+        of the memory. None: a single layer has more than MOST_PARAMETERS."""
         found = replace(
             self, config=replace(self.config, vocab_size=min(self.config.vocab_size, _MOST_VOCABULARY))
         )
-        while found.operations > MOST_OPERATIONS and found.config.layers > 1:
+        while found._large and found.config.layers > 1:
             found = replace(found, config=replace(found.config, layers=found.config.layers // 2))
         while found.operations > MOST_OPERATIONS and found.rows > 1:
             found = replace(found, rows=found.rows // 2)
-        return found
+        return found if found.parameters <= MOST_PARAMETERS else None
+
+    @property
+    def _large(self) -> bool:
+        return self.operations > MOST_OPERATIONS or self.parameters > MOST_PARAMETERS
 
     def __call__(self) -> Callable[[], None]:
         """The model is there; returns what makes one pass. In the process that makes it, which has torch."""

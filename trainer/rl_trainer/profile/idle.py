@@ -12,6 +12,7 @@ which may be trained on steps later. So a wait for a device is looked at when th
 from __future__ import annotations
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -21,6 +22,8 @@ from rl_trainer.observe.step_times import COMPUTING, uncovered
 from rl_trainer.observe.timeline import MEASURED, Span
 
 _WAITS = ("lease", "wait")
+# Steps on either side at most, of which all spans are kept.
+_MOST_AROUND = 8
 
 
 class Idle:
@@ -30,7 +33,7 @@ class Idle:
         self._ahead = spec.buffer.max_staleness > 0
         self._shared = {f"sampler {rank}" for rank in range(spec.shared_samplers)}
         # Steps on either side of one that may tell what happened during it.
-        self._around = spec.buffer.max_staleness + 1 if self._ahead else 0
+        self._around = min(spec.buffer.max_staleness + 1, _MOST_AROUND) if self._ahead else 0
         self._steps: deque[list[Span]] = deque(maxlen=2 * self._around + 1)
 
     def overhead(self, spans: Sequence[Span], during: tuple[float, float]) -> float:
@@ -65,14 +68,11 @@ class Idle:
             return []
         known = [span for step in self._steps for span in step if span.name not in _WAITS]
         ends = {
-            "learner": [span.end for span in known if span.actor in self._shared],
-            "sampler": [span.end for span in known if span.name == "checkpoint" or _learns(span)],
+            "learner": sorted(span.end for span in known if span.actor in self._shared),
+            "sampler": sorted(span.end for span in known if span.name == "checkpoint" or _learns(span)),
         }
         return [
-            (
-                role,
-                one.end - max((end for end in ends[role] if one.start < end <= one.end), default=one.start),
-            )
+            (role, one.end - max(one.start, _last(ends[role], one.end)))
             for one in self._leases(-1 - self._around)
             for role in (_role(one),)
         ]
@@ -96,6 +96,12 @@ class Idle:
 
     def _leases(self, step: int) -> list[Span]:
         return [span for span in self._steps[step] if span.name == "lease"]
+
+
+def _last(times: Sequence[float], until: float) -> float:
+    """Of times in order the last one until then; -inf: there is none."""
+    place = bisect.bisect_right(times, until)
+    return times[place - 1] if place else -math.inf
 
 
 def _role(lease: Span) -> str:

@@ -19,7 +19,7 @@ _PATIENCE = 60.0
 
 
 def excerpts(spec: RunSpec, profile: RunProfile, model: Path) -> dict[str, Excerpt]:
-    """By role a piece of its work as the run has it; none for a model that our decoder does not run."""
+    """By role a piece of its work as the run has it; none for a model that is too large, or not our decoder's."""
     try:
         config = read_config(model)
     except UnsupportedModelError:
@@ -27,14 +27,16 @@ def excerpts(spec: RunSpec, profile: RunProfile, model: Path) -> dict[str, Excer
     length = max(1, round(profile.prompt_tokens + profile.mean_length))
     rows = min(profile.answers // spec.learner.ranks, spec.learner.tokens_per_micro_batch // length)
     active = min(profile.decode.slots, profile.answers // spec.sampler.replicas)
-    return {
+    found = {
         "learner": Excerpt(config, max(1, rows), length, True, spec.learner.threads).short(),
         "sampler": Excerpt(config, max(1, active), 1, False, spec.sampler.threads).short(),
     }
+    return {role: piece for role, piece in found.items() if piece is not None}
 
 
 def contend(groups: Mapping[str, WorkerGroup], work: Mapping[str, Excerpt]) -> dict[str, float]:
-    """By role its `contention`: one of its processes does the work alone, then all of both roles do.
+    """By role its `contention`: one of its processes does the work alone, then all of both roles do. Without roles of which
+    that says nothing.
 
     `groups` by role; none of them does anything else. Raises as `Handle.wait`.
     """
@@ -44,5 +46,6 @@ def contend(groups: Mapping[str, WorkerGroup], work: Mapping[str, Excerpt]) -> d
         (alone,) = groups[role].one(rank, "repeat", piece, _ALONE).wait("computing alone", _PATIENCE)
         handles = [group.all("repeat", piece, _TOGETHER) for group in groups.values()]
         together = [times for handle in handles for times in handle.wait("computing at once", _PATIENCE)]
-        found[role] = contention(alone, together)
+        if (share := contention(alone, together)) is not None:
+            found[role] = share
     return found

@@ -58,7 +58,8 @@ class Profiler:
         if profile is None:
             return
         try:
-            self.measurements.contended(tried(profile))
+            if shares := tried(profile):
+                self.measurements.contended(shares)
         except RLTrainError as error:
             self._warn(f"what computing at once costs is not known: {first_line(error)}")
         self._written = 0

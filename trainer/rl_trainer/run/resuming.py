@@ -34,7 +34,8 @@ def samplers_reach(placement: Placement, uri: str, files: Digests) -> bool:
         found = cast(list[tuple[str, str]], ray.get(calls, timeout=_LOOK_SECONDS))
     except (RayError, GetTimeoutError):
         return False
-    return not any(unreachable for unreachable, _ in found)
+    # Another store may be there under the same address: then it lacks the file.
+    return not any(unreachable or damaged for unreachable, damaged in found)
 
 
 def share_resumed(
