@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rl_trainer.model.config import DecoderConfig
 
 # Operations of one pass at most: those of a fraction of a second on one core.
-MOST_OPERATIONS = 2e10
+MOST_OPERATIONS = 4e10
 # Parameters at most: every process makes them, beside the model that it has; 4 bytes each, and as many of gradients.
 MOST_PARAMETERS = 5e7
 # Tokens that the head knows, at most: of a large vocabulary alone the whole moment would go into it.
