@@ -4,6 +4,7 @@ take its time to start."""
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import tempfile
@@ -119,7 +120,8 @@ def by_router(url: str) -> None:
     with tempfile.NamedTemporaryFile() as file, ThreadPoolExecutor(40) as pool:
         all_of_them = {"together": 40, "file": file.name}
         busy = Counter(pool.map(lambda number: ask(url, alike + str(number), **all_of_them), range(40)))
-    assert min(busy.values()) >= 10, busy
+    # One has its share and no more: it gets none while it has 1.25 times the mean and 4, of 39 at last.
+    assert max(busy.values()) <= math.ceil(1.25 * 40 / 2) + 4, busy
     # A name that requests share brings others to one place.
     one = {ask(url, str(number) * 300, prompt_cache_key="team") for number in range(6)}
     assert len(one) == 1
