@@ -54,7 +54,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types for
 
     def _of_this_proxy(self) -> Counter[ReplicaID]:
         """Requests by replica; those that were given up before they were sent are none."""
-        for request, (_, future) in list(self._own.items()):
+        found: Counter[ReplicaID] = Counter()
+        for request, (replica, future) in list(self._own.items()):
             if future.cancelled():
                 self._own.pop(request, None)
-        return Counter(replica for replica, _ in list(self._own.values()))
+            else:
+                found[replica] += 1
+        return found

@@ -78,9 +78,7 @@ class _Run:
             )
             for index in range(placement.samplers)
         ]
-        self.line = list(
-            self.samplers
-        )  # who asks first for groups: each comes last again when it has got some
+        self.line = [*self.samplers]  # who asks first for groups: who gets some comes last again
         self.events: list[tuple[float, int, str, int, int]] = []
         self.number = 0
         self.now = 0.0
@@ -155,8 +153,7 @@ class _Run:
         """Samplers decode slower, or faster again, where more or fewer compute at once than so far."""
         if not self.profile.decode.contention:
             return
-        decoding = self._decoding
-        others = decoding * self.fewer - 1 + (self.placement.learners if self.learning else 0)
+        others = self._decoding * self.fewer - 1 + (self.placement.learners if self.learning else 0)
         slower = decode_crowded(self.profile, others)
         for sampler in self.samplers:
             if sampler.slower != slower:
@@ -373,8 +370,8 @@ class _Run:
         tokens = sum(
             sum(self._lengths(group)) + self.size * self.profile.prompt_tokens for group in self.part
         )
-        samplers = self._decoding * self.fewer
-        end = begin + learn_seconds(self.profile, tokens, self.placement.learners, samplers)
+        decoding = self._decoding * self.fewer
+        end = begin + learn_seconds(self.profile, tokens, self.placement.learners, decoding)
         self._learns("learn", begin, end)
         self._at(end, "part_learned", 0)
 
@@ -411,10 +408,9 @@ class _Run:
         self.result.published.append(self.now)
         self.learned = self.taken = 0
         self.learning = False
-        for sampler in self.samplers:
-            sampler.owed = self.profile.load_seconds
         self.lengths.pop(self.version - 8, None)
         for sampler in self.samplers:
+            sampler.owed = self.profile.load_seconds
             if sampler.handed_over:
                 sampler.handed_over = False
                 self.queue.register(sampler.index)
