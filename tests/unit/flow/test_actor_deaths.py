@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import traceback
 
 import pytest
@@ -38,14 +40,20 @@ def test_deaths_that_are_no_actor_errors_of_ray(
 LOST = ObjectReconstructionFailedError("00ff", None, "")
 
 
+def failed(cause: Exception) -> RayTaskError:
+    """What Ray answers for an actor whose method has raised."""
+    return RayTaskError("update", "Traceback ...", cause, proctitle="ray", ip="10.0.0.1")
+
+
 @pytest.mark.parametrize(
     "error",
     [
         LOST,
         LocalRayletDiedError(),
-        RayTaskError("update", "Traceback ...", LOST, proctitle="ray", ip="10.0.0.1"),
+        failed(LOST),
+        failed(OSError("Broken pipe")),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=lambda error: type(getattr(error, "cause", error)).__name__,
 )
 def test_what_goes_with_a_node_or_with_ray_itself(error: RayError, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
@@ -54,6 +62,17 @@ def test_what_goes_with_a_node_or_with_ray_itself(error: RayError, monkeypatch: 
     ) as raised:
         answered(error, monkeypatch)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EPIPE, os.strerror(errno.EPIPE)), OSError("image file is truncated")]
+)
+def test_a_file_or_a_connection_of_the_user_is_not_the_store_of_a_node(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RLTrainError, match=r"^sampler 0 failed while sampling: \w+: .*; --debug") as raised:
+        answered(failed(error), monkeypatch)
+    assert not isinstance(raised.value, ActorDied)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +99,7 @@ def test_what_the_constructors_of_several_raised(monkeypatch: pytest.MonkeyPatch
         Handle("learner", {0: "first", 1: "second"}).wait("starting", 5.0)  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("lost", [LOST, RayTaskError("update", "...", LOST, proctitle="ray", ip="10.0.0.1")])
+@pytest.mark.parametrize("lost", [LOST, failed(LOST), failed(OSError("Broken pipe"))])
 def test_who_was_cut_off_because_another_died_is_not_the_reason(
     lost: RayError, monkeypatch: pytest.MonkeyPatch
 ) -> None:

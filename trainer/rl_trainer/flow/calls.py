@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +26,8 @@ from rl_trainer.flow.pulse import Watch
 INLINE_BYTES = 64 * 1024
 # What Ray answers for an actor that is gone: killed by Ray to save the node's memory, lost with its node, or else.
 DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
+# What Ray's worker says, in an OSError without a number, where its node's raylet and object store end before it.
+_STORE_GONE = (os.strerror(errno.EPIPE), os.strerror(errno.ECONNRESET), "End of file")
 _NODE_LOST = ("node failure", "node was terminated", "its node has died")
 # Between two looks at something else while calls are awaited.
 MEANWHILE_SECONDS = 1.0
@@ -51,7 +55,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
     except RayTaskError as error:
         if isinstance(error.cause, RLTrainError):
             raise error.cause from None
-        if isinstance(error.cause, RayError):
+        if isinstance(error.cause, RayError) or _store_gone(error.cause):
             raise _lost(error.cause, actor, phase) from error
         raise RLTrainError(
             f"{actor} failed while {phase}: {_one_line(error.cause)}; --debug shows the traceback"
@@ -85,12 +89,18 @@ def _death(error: RayError, actor: str, phase: str) -> RLTrainError:
     return _said_at_its_start(error) or died
 
 
-def _lost(error: RayError, actor: str, phase: str) -> ActorDied:
+def _lost(error: BaseException, actor: str, phase: str) -> ActorDied:
     """What it needed or answered went with the process or the node that held it, or Ray itself is going."""
     return ActorDied(
         f"{actor} was cut off while {phase}: Ray lost an object or a process of its own ({type(error).__name__}); "
         f"{RESUME_HINT}"
     )
+
+
+def _store_gone(error: BaseException) -> bool:
+    """Whether a process could no longer reach the store of its node: it ends a moment later itself. Errors of the system's
+    own calls, a file's or a user's socket's, have a number."""
+    return isinstance(error, OSError) and error.errno is None and str(error) in _STORE_GONE
 
 
 def _said_at_its_start(error: RayError) -> RLTrainError | None:
