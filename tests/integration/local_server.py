@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -67,6 +68,6 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
         for process in getattr(self, "children", []):
-            if process.is_running():
+            with contextlib.suppress(psutil.NoSuchProcess):  # they end with it, each in its time
                 process.kill()
         self.process.wait(30)

@@ -127,6 +127,8 @@ def admission(kube: KubeApi) -> Iterator[KubeApi]:
 def namespace(admission: KubeApi) -> str:
     name = admission.new_namespace("tenant")
     admission.kubectl("label", "namespace", name, "tenant=a")
+    strict = SPEC | {"profile": "strict"}
+    until(lambda: create(admission, name, strict, "--dry-run=server").returncode == 0)
     return name
 
 

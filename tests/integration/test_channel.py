@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import ray
+from training_runs import until
 
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig, RLTrainError
 from rl_trainer.flow.channel import Channel, ChannelClosed
@@ -55,17 +56,20 @@ class Consumer:
     def pid(self):
         return os.getpid()
 
-    def get(self, count, timeout=30):
-        return [key(self.channel.get(timeout)) for _ in range(count)]
+    def get(self, count, timeout=30, pause=0.0):
+        items = []
+        for _ in range(count):
+            items.append(key(self.channel.get(timeout)))
+            time.sleep(pause)
+        return items
 
-    def drain(self, pause=0.0):
+    def drain(self):
         items = []
         while True:
             try:
                 items.append(key(self.channel.get(30)))
             except ChannelClosed:
                 return items
-            time.sleep(pause)
 
 
 def key(item):
@@ -196,15 +200,13 @@ def test_a_slow_consumer_does_not_hoard():
     channel = Channel.create("slow", capacity=1024)
     ray.get(Producer.remote(channel).put.remote(100, size=10))
     slow, quick = Consumer.remote(channel), Consumer.remote(channel)
-    ray.get(
-        [slow.pid.remote(), quick.pid.remote()], timeout=60
-    )  # neither has the items to itself for a while
-    slow_ref = slow.drain.remote(pause=0.2)
-    quick_ref = quick.drain.remote(pause=0.01)
+    first = ray.get(slow.get.remote(8, pause=0.1), timeout=60)
     channel.close()
-    got = ray.get([slow_ref, quick_ref], timeout=60)
-    assert sorted(got[0] + got[1]) == expected("p", 100)
-    assert len(got[0]) < 20
+    quick_ref = quick.drain.remote()
+    until(lambda: channel.size() == 0)  # all that the slow one has not fetched ahead
+    rest = ray.get(slow.drain.remote(), timeout=60)
+    assert sorted(first + rest + ray.get(quick_ref, timeout=60)) == expected("p", 100)
+    assert len(rest) < 5
 
 
 def test_back_pressure_ends_in_a_sentence():

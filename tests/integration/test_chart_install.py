@@ -218,7 +218,12 @@ def test_its_rights_are_enough_for_a_run_from_its_beginning_to_its_end(
         wait_for(lambda: there("rayjobs"), operator)
         for what in ("configmaps", "secrets", "networkpolicies", "pdb"):
             assert there(what), what
-        assert installed.get("rlrun", "quickstart-cluster", "-n", namespace)["status"]["phase"]
+
+        def told() -> bool:
+            status = installed.get("rlrun", "quickstart-cluster", "-n", namespace).get("status", {})
+            return bool(status.get("phase"))
+
+        wait_for(told, operator)  # the status comes after what it speaks of
         installed.kubectl("delete", "rlrun", "quickstart-cluster", "-n", namespace, "--wait=false")
         wait_for(lambda: not there("rlrun"), operator)
         assert "forbidden" not in operator.read_text()

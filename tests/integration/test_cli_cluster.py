@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -202,18 +201,18 @@ def test_cancel_waits_for_the_last_checkpoint(
     error = capsys.readouterr().err
     assert "run arithmetic is still there after 1 s, as its operator has not let it go" in error
     set_status(kube, run, checkpoint={"step": 20, "uri": "/var/lib/rltrain/run/checkpoints/20"})
-    finished: list[int] = []
-    waiting = threading.Thread(
-        target=lambda: finished.append(main(["cancel", "arithmetic", "-n", run, "--yes"]))
-    )
-    waiting.start()
-    none = json.dumps({"metadata": {"finalizers": None}})
-    kube.kubectl("patch", "rlrun", "arithmetic", "-n", run, "--type=merge", "-p", none)
-    waiting.join(DEADLINE)
-    assert finished == [0]
-    assert kube.get("rlruns", "-n", run)["items"] == []
-    out = capsys.readouterr().out
+    command = [sys.executable, "-m", "rl_cli.main", "cancel", "arithmetic", "-n", run, "--yes"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        # Not before it has found the run: it would say that there is none.
+        assert process.stderr.readline() == "waiting for the last checkpoint of run arithmetic\n"
+        none = json.dumps({"metadata": {"finalizers": None}})
+        kube.kubectl("patch", "rlrun", "arithmetic", "-n", run, "--type=merge", "-p", none)
+        out, error = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, error) == (0, "")
     assert out == "run arithmetic is deleted; its checkpoints stay at /var/lib/rltrain/run/checkpoints/20\n"
+    assert kube.get("rlruns", "-n", run)["items"] == []
 
 
 # --- logs and report --------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_the_dashboard_shows_the_actors_of_a_run_and_ends_with_it(tmp_path: Path
             token = subprocess.run(
                 command, capture_output=True, text=True, timeout=60, check=True
             ).stdout.strip()
-        until(lambda: classes(url, token) >= ACTORS, 30)
+        until(lambda: classes(url, token) >= ACTORS)
         process.wait_for(lambda: len(files.steps) >= 3)
         process.send(signal.SIGINT)
         outcome = process.finish()

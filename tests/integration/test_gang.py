@@ -233,8 +233,13 @@ def test_a_gang_that_does_not_fit_holds_nothing_and_says_why(gangs: Gangs) -> No
     pod = gangs.there("pod", "sums-1-abcde-learner-0")
     assert pod["spec"]["schedulingGroup"] == {"podGroupName": "sums-1"}
     assert not pod["spec"].get("schedulingGates")
-    gangs.until(lambda: gangs.why("sums")[0] == "Unschedulable", "the scheduler has looked at the pods")
-    sentence = gangs.why("sums")[1]
+
+    def seen() -> str:
+        reason, said = gangs.why("sums")
+        return said if reason == "Unschedulable" and said.startswith("learner: ") else ""
+
+    # It tells of one pod after the other.
+    sentence = gangs.until(seen, "the scheduler has looked at the learner's pod")
     assert sentence.startswith(
         "learner: no node of pool h100 takes the pod: too little nvidia.com/gpu is free (1 asked for per pod)"
     )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from object_store import ObjectStore
-from training_runs import Outcome, Process, until
+from training_runs import Outcome, Process, below, until
 
 from rl_api.run import TinyModelSpec
 from rl_trainer.model.presets import write_tiny
@@ -231,9 +231,7 @@ def test_an_engine_that_is_killed_is_replaced(model: Path, tmp_path: Path) -> No
     ) as process:
         process.wait_for(lambda: bool(list(out.glob("part-*.jsonl"))), SECONDS)
         (engine,) = [
-            one
-            for one in psutil.Process(process.process.pid).children(recursive=True)
-            if "MapWorker(MapBatches(_Engine))" in " ".join(one.cmdline())
+            one for one, command in below(process.process.pid) if "MapWorker(MapBatches(_Engine))" in command
         ]
         engine.kill()
         ended = process.finish(SECONDS).assert_well()

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import ray
 from small_learners import groups, launch, received, spec, weights_of
-from training_runs import until
+from training_runs import has_ended, until
 
 from rl_api.errors import ActorDied, DeadlineExceeded, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
@@ -331,7 +330,7 @@ def test_a_stopped_learner_is_named_and_not_the_one_that_waits_for_it(tmp_path: 
             ray.kill(actor)
         reservation.release()
     # A process that is stopped cannot end itself.
-    until(lambda: not psutil.pid_exists(stopped) or psutil.Process(stopped).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: has_ended(stopped))
 
 
 def test_a_cluster_that_is_too_small_is_told_after_the_deadline():

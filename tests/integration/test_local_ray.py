@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from training_runs import below
 
 from rl_trainer.run.local_ray import start_worker
 
@@ -65,8 +66,8 @@ def test_rays_workers_are_forks_and_its_agents_idle():
         return " ".join(psutil.Process(os.getppid()).cmdline())
 
     assert "fork_server.py" in ray.get(parent.remote(), timeout=60)
-    programs = [child.cmdline() for child in psutil.Process().children(recursive=True)]
-    assert sum("idle_agent.py" in " ".join(program) for program in programs) >= 2
+    programs = [command for _, command in below()]
+    assert sum("idle_agent.py" in program for program in programs) >= 2
     assert not [
-        program for program in programs if program[:1] in (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"])
+        program for program in programs if program.startswith(("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
     ]

@@ -293,15 +293,27 @@ def ray_here() -> dict[str, str]:
     return {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "RAY_AUTH_MODE": "token"}
 
 
+def below(pid: int | None = None) -> list[tuple[psutil.Process, str]]:
+    """Processes below this one, or another, that have not ended, and what each was called with."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # some come and go meanwhile
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append((child, " ".join(child.cmdline())))
+    return found
+
+
 def actors(role: str) -> list[psutil.Process]:
     """Processes below this one that run an actor of `role`."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go meanwhile
-            alive = child.status() != psutil.STATUS_ZOMBIE
-            if alive and "".join(child.cmdline()).startswith(f"ray::{role}Actor"):
-                found.append(child)
-    return found
+    return [child for child, command in below() if command.startswith(f"ray::{role}Actor")]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether there is no such process any more, or only what nobody has waited for yet."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # also between two looks at it
+        return True
 
 
 def until(
