@@ -6,7 +6,6 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +28,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def _take(port: int) -> bool:
-    folder = Path(tempfile.gettempdir(), f"rltrain-test-ports-{os.getuid()}")
+    # Not in TMPDIR: a bench that a test starts may have another one, and takes ports as well.
+    folder = Path(f"/tmp/rltrain-test-ports-{os.getuid()}")
     folder.mkdir(exist_ok=True)
     lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR)
     try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import random
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ _AGENTS_PORTS = (
     "dashboard_agent_listen_port",
     "runtime_env_agent_port",
 )
+# Below those that systems give to whoever asks for any: agents take seconds to open theirs. Above those of Ray's workers.
+_PORTS = range(30_000, 32_768)
 _HERE = Path(__file__).parent
 
 
@@ -204,13 +207,16 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
         setattr(owner, name, original)
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+def _free_ports(count: int, among: Sequence[int] = _PORTS) -> list[int]:
+    """So many different ports that nobody listens at now."""
+    found: list[int] = []
+    for port in random.sample(among, len(among)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError(f"fewer than {count} of the ports {among[0]} to {among[-1]} are free")
 
 
 def _nothing(original: Any) -> Callable[..., None]:
