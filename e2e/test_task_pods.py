@@ -50,7 +50,11 @@ def ready(run: TrainingRun, role: str, *, without: str = "") -> list[dict[str, o
         pod
         for pod in run.pods(role)
         if pod["metadata"]["name"] != without
-        and any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"]["conditions"])
+        # One that was made just now has no conditions yet.
+        and any(
+            each["type"] == "Ready" and each["status"] == "True"
+            for each in pod["status"].get("conditions", ())
+        )
     ]
 
 
