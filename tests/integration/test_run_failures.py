@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from training_runs import PROMPTS, RunFiles, actors, meanwhile, until
+from training_runs import PROMPTS, REWARD_RULE, RunFiles, actors, meanwhile, until
 
 from rl_api import load_run
 from rl_trainer.tasks import load_task
@@ -20,6 +20,8 @@ from rl_trainer.tasks.types import HELDOUT_INDEX
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 HINT = "add --resume to the same command to go on from the last checkpoint"
+# Long enough for a reward that does not hang, also on a busy machine.
+REWARDS = [REWARD_RULE | {"timeout": "3s"}]
 
 
 def kill(role: str) -> Callable[[], None]:
@@ -74,7 +76,7 @@ def test_killed_learner_and_killed_buffer_end_the_run_with_a_reason_and_it_resum
 
 def test_a_reward_that_fails_stops_the_run_and_its_prompt_comes_again(tmp_path: Path):
     """Raises, hangs, is NaN: each ends the run, each time the same prompt comes again, in the end it is trained on."""
-    files = RunFiles(tmp_path)
+    files = RunFiles(tmp_path, task={"rewards": REWARDS})
     moody = 13  # in step 4: after the checkpoint of step 2
     sentences = {}
     for number, mood in enumerate(("raise", "hang", "nan")):
@@ -85,7 +87,7 @@ def test_a_reward_that_fails_stops_the_run_and_its_prompt_comes_again(tmp_path: 
         assert f"at prompt {moody} ('say " in outcome.sentence
         sentences[mood] = outcome.sentence
     assert "moody_reward:reward raised ValueError: no reward today" in sentences["raise"]
-    assert "has not returned after 1s (its timeout)" in sentences["hang"]
+    assert "has not returned after 3s (its timeout)" in sentences["hang"]
     assert "moody_reward.py:" in sentences["hang"]
     assert "nan" in sentences["nan"].lower()
     files.feel()
@@ -95,7 +97,7 @@ def test_a_reward_that_fails_stops_the_run_and_its_prompt_comes_again(tmp_path: 
 
 
 def test_a_reward_that_fails_drops_the_group_where_that_is_wanted(tmp_path: Path):
-    files = RunFiles(tmp_path, task={"onRewardError": "drop"})
+    files = RunFiles(tmp_path, task={"onRewardError": "drop", "rewards": REWARDS})
     moods = {2: "raise", 9: "hang", 11: "nan"}
     files.feel(moods)
     outcome = files.run().assert_well()
@@ -221,12 +223,14 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(tmp_path: Path
 def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(tmp_path: Path, asynchronous: str):
     written = {"everySteps": 2, "asynchronous": asynchronous}
     files = RunFiles(tmp_path, stop={"maxSteps": 10_000}, checkpoint=written)
-    files.feel(delay=0.02)
+    # The step after the second checkpoint ends when the disk is full: no learner is in the middle of a file then.
+    files.feel({4 * PROMPTS: "holdFirst"})
     size = (10_000, 10_000)  # smaller than the model, larger than everything else
 
     def limit() -> None:
         """The learner itself writes what it holds."""
         actors("Learner")[0].rlimit(resource.RLIMIT_FSIZE, size)
+        (tmp_path / "let-go").touch()
 
     with meanwhile(lambda: len(files.checkpoints) > 1, limit):
         outcome = files.run()
