@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -93,5 +94,6 @@ class Head:
         """End what was started here, and nothing else: `ray stop` ends every Ray of the machine."""
         for process in psutil.process_iter(["cmdline"]):
             if any(str(self.folder) in part for part in process.info["cmdline"] or ()):
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it went with one that was killed before
+                    process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,16 +26,23 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+def below(pid: int) -> list[tuple[int, str]]:
+    """User and command line of the processes below one."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go meanwhile
+            found.append((child.uids().real, " ".join(child.cmdline())))
+    return found
+
+
 def test_a_run_with_isolated_rewards_trains_the_same_weights(folder: Path) -> None:
     with code_container() as (listening, server):
         isolated = RunFiles(folder / "isolated", task={"isolation": "strict"}, stop={"maxSteps": 3})
         isolated.feel(delay=0.02)
         with isolated.start(**{SOCKET_VARIABLE: str(listening)}) as process:
             process.wait_for(lambda: len(isolated.steps) >= 1)
-            below = psutil.Process(server.pid).children(recursive=True)
-            assert {one.uids().real for one in below} == {CODE_USER}
-            own = psutil.Process(process.process.pid).children(recursive=True)
-            assert not [one for one in own if "tasks.worker" in " ".join(one.cmdline())]
+            assert {user for user, _ in below(server.pid)} == {CODE_USER}
+            assert not [line for _, line in below(process.process.pid) if "tasks.worker" in line]
             process.finish().assert_well()
     shared = RunFiles(folder / "shared", stop={"maxSteps": 3})
     with shared.start() as process:

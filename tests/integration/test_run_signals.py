@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from training_runs import Outcome, Process, RunFiles
+from training_runs import PROMPTS, Outcome, Process, RunFiles
 
 ENDLESS = {"maxSteps": 10_000}
 HINT = "add --resume to the same command to go on from the last checkpoint"
@@ -79,14 +80,16 @@ def test_ctrl_c_in_a_terminal_shows_the_view_and_leaves_the_terminal_as_it_was(e
     spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
     command = [sys.executable, "-c", spawn, sys.executable, "-m", "rl_trainer.cli", *endless.arguments()]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    terminal = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment | {"TERM": "xterm-256color", "COLUMNS": "90"},
-        start_new_session=True,
-    )
+    seen = endless.folder / "seen"  # no pipe: the view would fill it while nobody reads, and then wait
+    with seen.open("wb") as output:
+        terminal = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=environment | {"TERM": "xterm-256color", "COLUMNS": "90"},
+            start_new_session=True,
+        )
     assert terminal.stdin is not None
     deadline = time.monotonic() + 200
     try:
@@ -96,7 +99,8 @@ def test_ctrl_c_in_a_terminal_shows_the_view_and_leaves_the_terminal_as_it_was(e
             time.sleep(0.05)
         terminal.stdin.write(b"\x03")
         terminal.stdin.flush()
-        shown = terminal.communicate(timeout=60)[0].decode()
+        terminal.communicate(timeout=60)
+        shown = seen.read_bytes().decode()
     finally:
         terminal.kill()
     assert terminal.returncode == 130
@@ -111,7 +115,7 @@ def test_ctrl_c_in_a_terminal_shows_the_view_and_leaves_the_terminal_as_it_was(e
 
 
 def test_a_second_ctrl_c_stops_at_once(endless: RunFiles):
-    endless.feel(delay=0.9)  # a step takes longer than this test waits
+    endless.feel({PROMPTS: "holdFirst"})  # the second step does not end
     with started(endless, steps=1) as process:
         process.send_to_group(signal.SIGINT)
         process.wait_for(lambda: "SIGINT: stopping" in process.outcome().out)
@@ -152,7 +156,10 @@ def test_a_signal_ends_the_start_although_ray_does_not_answer(tmp_path: Path):
         driver = psutil.Process(process.process.pid)
 
         def still() -> bool:
-            children = {child.name(): child for child in driver.children()}
+            children = {}
+            for child in driver.children():
+                with contextlib.suppress(psutil.NoSuchProcess):  # others come and go meanwhile
+                    children[child.name()] = child
             if "raylet" in children:  # so the other has told where it listens
                 children["gcs_server"].suspend()
             return "raylet" in children
