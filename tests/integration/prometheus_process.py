@@ -22,6 +22,8 @@ from operator_process import Program
 from ports import free_ports
 
 BINARIES: Final = Path(__file__).resolve().parents[2] / ".tools" / "bin"
+SETTLED_SECONDS: Final = 2.0
+"""After so long nothing is added to what is known of a time: what is asked is answered, or given up, in one second."""
 POINTS: Final = 240
 """Of a line that is drawn."""
 
@@ -92,6 +94,7 @@ class PrometheusProcess(Program):
 
     Attributes:
         api: what is asked of it, once it is started.
+        scraped_at: a time at which it had what every target said last; see `until_scraped`.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class PrometheusProcess(Program):
             rules: groups of rules, evaluated every second.
         """
         super().__init__((), Path(os.devnull), folder / "prometheus.log")
-        self._folder, self.api = folder, Prometheus("")
+        self._folder, self.api, self.scraped_at = folder, Prometheus(""), 0.0
         self._targets = sum(len(targets["targets"]) for one in scrapes for targets in one["static_configs"])
         (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": list(rules)}))
         configuration = {
@@ -132,18 +135,23 @@ class PrometheusProcess(Program):
         super().start()
         self.until(lambda: self.api.ready, "Prometheus starts")
 
-    def until_scraped(self, times: int) -> None:
-        """Wait until every target has answered so often.
+    def until_scraped(self, times: int, since: float = 0.0) -> None:
+        """Wait until every target has answered so often, the last time since then, and keep that time as `scraped_at`.
+
+        On a busy machine a page may be late, and is none then until it is read again: what is asked of that time alone has
+        the same answer whenever it is asked.
 
         Raises:
             AssertionError: it takes too long; with the end of the log.
         """
 
-        def scraped() -> bool:
-            counts = [value for _, value in self.api.query("sum_over_time(up[1h])")]
-            return len(counts) == self._targets and all(count >= times for count in counts)
+        def scraped() -> float:
+            at = time.time() - SETTLED_SECONDS
+            answered = f"sum_over_time(up[1h]) and up == 1 and timestamp(up) > {since:f}"
+            counts = [value for _, value in self.api.query(answered, at)]
+            return at if len(counts) == self._targets and all(count >= times for count in counts) else 0.0
 
-        self.until(scraped, "all pages are scraped")
+        self.scraped_at = float(self.until(scraped, "all pages are scraped"))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def finite(samples: list[Sample]) -> list[Sample]:
 @every_dashboard
 def test_every_query_is_answered(prometheus: PrometheusProcess, name: str) -> None:
     for title, target in targets(DASHBOARDS[name]):
-        answer = finite(prometheus.api.query(asked(target["expr"])))
+        answer = finite(prometheus.api.query(asked(target["expr"]), prometheus.scraped_at))
         assert answer, f"{title}: {target['expr']} is answered with nothing"
         for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]):
             assert all(label in labels for labels, _ in answer), f"{title}: {label} in {answer}"
@@ -226,10 +227,11 @@ def test_prometheus_reads_a_real_operator(kube: KubeApi, operator: Operator, tmp
             run("differences"), namespace=operator.namespace
         )  # so that it has something to do meanwhile
         operator.until(lambda: rows(operator, "rltrain_run_phase", "differences"), "another run")
-        process.until_scraped(6)
+        process.until_scraped(6, time.time())
         for name, titles in SHOWN.items():
             found = {
-                title: process.api.query(asked(target["expr"])) for title, target in targets(DASHBOARDS[name])
+                title: process.api.query(asked(target["expr"]), process.scraped_at)
+                for title, target in targets(DASHBOARDS[name])
             }
             assert {title for title in titles if not finite(found[title])} == set(), name
     finally:
