@@ -148,9 +148,12 @@ def damaged_policies_leave_the_old_one(base: Path) -> None:
         made.wait(version=ten["version"])
         made.apply({**twenty, "digest": "0" * 64})
         made.wait(version=ten["version"], loading=None)
-        wait_for(lambda: not made.replicas(error=None), lambda: "no error is told")
-        (told,) = made.status()["replicas"]
-        assert f"its digest is {twenty['digest']}, and not {'0' * 64}" in told["error"]
+
+        def errors() -> list[str]:
+            return [one["error"] for one in made.status().get("replicas", ()) if one["error"]]
+
+        (told,) = wait_for(errors, lambda: "no error is told")
+        assert f"its digest is {twenty['digest']}, and not {'0' * 64}" in told
 
         weights = Path(twenty["source"]) / "model" / "model.safetensors"
         content = bytearray(weights.read_bytes())
