@@ -144,7 +144,7 @@ def test_egress_also_through_a_service(pods: Pods, policy: Any) -> None:
 def test_a_connection_that_is_there_stays(pods: Pods, policy: Any) -> None:
     program = (
         f"import socket; end = socket.create_connection(('{pods.addresses['server']}', {PORT}));"
-        "print('there', flush=True); end.settimeout(5); end.send(input().encode()); print(end.recv(9))"
+        "print('there', flush=True); end.settimeout(60); end.send(input().encode()); print(end.recv(9))"
     )
     line = ["kubectl", "exec", "-i", "-n", pods.home, "distant", "--", "python", "-c", program]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
@@ -152,7 +152,7 @@ def test_a_connection_that_is_there_stays(pods: Pods, policy: Any) -> None:
         assert client.stdout.readline() == "there\n"
         policy()
         pods.who_reaches_the_server([])
-        said, _ = client.communicate("hello\n", timeout=30)
+        said, _ = client.communicate("hello\n", timeout=90)
     assert said == "b'hello'\n"
 
 

@@ -37,6 +37,8 @@ from rl_trainer.checkpoint.pins import LocalPins, parse_pin
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.vllm_needs import is_installed
 
+pytestmark = pytest.mark.timeout(600)
+
 KEY = "sk-0123456789abcdef"
 PROMPTS = ("2+2=", "What is the sum of 12 and 30?", "x")
 
@@ -344,21 +346,21 @@ def replica_processes() -> list[psutil.Process]:
 
 
 def test_a_replica_that_is_killed_fails_no_request_of_which_nothing_was_sent(tmp_path: Path) -> None:
-    in_a_process(replicas_are_killed, tmp_path, timeout=280)
+    in_a_process(replicas_are_killed, tmp_path, timeout=500)
 
 
 def test_a_candidate_is_evaluated_and_the_live_policy_is_probed(tmp_path: Path) -> None:
-    in_a_process(candidates_are_evaluated, tmp_path, timeout=280)
+    in_a_process(candidates_are_evaluated, tmp_path, timeout=500)
 
 
 def test_policies_change_under_load_and_no_request_fails(tmp_path: Path) -> None:
-    in_a_process(policies_change_under_load, tmp_path, timeout=280)
+    in_a_process(policies_change_under_load, tmp_path, timeout=500)
 
 
 @pytest.mark.skipif(is_installed(), reason="vLLM is installed here")
 def test_a_copy_without_its_engine_says_so(tmp_path: Path) -> None:
-    in_a_process(an_engine_is_missing, tmp_path, timeout=280)
+    in_a_process(an_engine_is_missing, tmp_path, timeout=500)
 
 
 def test_damaged_policies_leave_the_old_one_and_keys_can_be_taken_back(tmp_path: Path) -> None:
-    in_a_process(damaged_policies_leave_the_old_one, tmp_path, timeout=280)
+    in_a_process(damaged_policies_leave_the_old_one, tmp_path, timeout=500)
