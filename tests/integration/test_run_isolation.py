@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from code_container import CODE_USER, code_container, code_server
-from training_runs import RunFiles
+from training_runs import RunFiles, below
 
 from rl_api.task import SOCKET_VARIABLE
 
@@ -26,12 +26,12 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def below(pid: int) -> list[tuple[int, str]]:
-    """User and command line of the processes below one."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # others come and go meanwhile
-            found.append((child.uids().real, " ".join(child.cmdline())))
+def users_below(pid: int) -> set[int]:
+    """Of the processes below one."""
+    found = set()
+    for child, _ in below(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(child.uids().real)
     return found
 
 
@@ -41,8 +41,8 @@ def test_a_run_with_isolated_rewards_trains_the_same_weights(folder: Path) -> No
         isolated.feel(delay=0.02)
         with isolated.start(**{SOCKET_VARIABLE: str(listening)}) as process:
             process.wait_for(lambda: len(isolated.steps) >= 1)
-            assert {user for user, _ in below(server.pid)} == {CODE_USER}
-            assert not [line for _, line in below(process.process.pid) if "tasks.worker" in line]
+            assert users_below(server.pid) == {CODE_USER}
+            assert not [command for _, command in below(process.process.pid) if "tasks.worker" in command]
             process.finish().assert_well()
     shared = RunFiles(folder / "shared", stop={"maxSteps": 3})
     with shared.start() as process:
