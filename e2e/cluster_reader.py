@@ -20,8 +20,11 @@ from rl_cli.cluster import Cluster as Connection
 REQUEST_SECONDS: Final = 120.0
 # Of a kind in namespaces, when none is named.
 DEFAULT_NAMESPACE: Final = "default"
-# As kubectl: a connection that broke, and a server that asks for a pause, are tried again.
-_AGAIN: Final = urllib3.Retry(total=5, backoff_factor=0.2, raise_on_status=False)
+# As kubectl: a connection that broke, and a server that asks for a pause, are tried again; and one whose store was too slow
+# for this request, of the thousands in which the scenarios wait for something.
+_AGAIN: Final = urllib3.Retry(
+    total=5, backoff_factor=0.2, status_forcelist=(500, 502, 503, 504), raise_on_status=False
+)
 
 
 @dataclass(frozen=True)

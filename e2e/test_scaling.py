@@ -14,12 +14,13 @@ pytestmark = pytest.mark.long
 JOIN_SECONDS = 180
 
 
-def said(cluster: Cluster, run: TrainingRun) -> str:
-    """What the driver has written so far."""
+def said(cluster: Cluster, run: TrainingRun, *, check: bool = True) -> str:
+    """What the driver has written so far; `check`: it can be read, else what there is of it."""
     [head] = run.pods("head")
     script = "cat /tmp/ray/session_latest/logs/job-driver-*.log"
     return cluster.kubectl(
-        "exec", head["metadata"]["name"], "-n", run.namespace, "-c", "ray", "--", "bash", "-c", script
+        *("exec", head["metadata"]["name"], "-n", run.namespace, "-c", "ray", "--", "bash", "-c", script),
+        check=check,
     ).stdout
 
 
@@ -29,7 +30,8 @@ def hears(cluster: Cluster, run: TrainingRun, words: str, seconds: float = JOIN_
     def known() -> str:
         return f"{run.describe()}; it said: {said(cluster, run)[-3000:]}"
 
-    wait_for(f"the driver says {words!r}", lambda: words in said(cluster, run), seconds, known)
+    # Of hundreds of looks one that a busy node does not answer is none.
+    wait_for(f"the driver says {words!r}", lambda: words in said(cluster, run, check=False), seconds, known)
 
 
 def wait_for_samplers(run: TrainingRun, count: int) -> None:
