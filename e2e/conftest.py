@@ -24,14 +24,17 @@ from training_run import CLAIM, REPOSITORY, TrainingRun, run_document
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# Scenarios of these files go one after another, beside others.
+# Scenarios of these files, or of these names, go one after another, beside others.
 TOGETHER = {
     "the operator": ("test_operator.py",),
-    # What one does with it would disturb another.
-    "the spare node": ("test_nodes.py", "test_drain.py", "test_gang.py", "test_policies.py"),
+    # What one does with it would disturb another. Two of them have too many pods for what others leave of the first node.
+    "the spare node": (
+        *("test_nodes.py", "test_drain.py", "test_gang.py", "test_policies.py", "test_task_pods.py"),
+        "test_two_runs_in_two_namespaces_one_with_two_learners_and_two_samplers",
+    ),
     "tenants": ("test_tenants.py",),
 }
-GROUPS = {file: name for name, files in TOGETHER.items() for file in files}
+GROUPS = {each: name for name, those in TOGETHER.items() for each in those}
 ARTIFACTS = REPOSITORY / "e2e" / "artifacts"
 CHART = REPOSITORY / "charts" / "rltrain"
 LOCK = REPOSITORY / ".tools" / "e2e.lock"
@@ -91,7 +94,8 @@ class Scenarios(LoadScopeScheduling):
     """The next scenario to whoever is free; those of a group go together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return GROUPS.get(Path(nodeid.partition("::")[0]).name, nodeid)
+        file, _, name = nodeid.partition("::")
+        return GROUPS.get(Path(file).name) or GROUPS.get(name, nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
@@ -285,14 +289,27 @@ def train_elsewhere(
         yield stack.enter_context(trainer(cluster, name, record_property))
 
 
+def spare_nodes(cluster: Cluster) -> list[str]:
+    """Nodes on which only those are that tolerate it."""
+    nodes = cluster.list("nodes", selector=f"{SPARE}=true")
+    tainted = [node for node in nodes if any(one["key"] == SPARE for one in node["spec"].get("taints", []))]
+    return [node["metadata"]["name"] for node in tainted]
+
+
+@pytest.fixture
+def elsewhere(cluster: Cluster) -> dict[str, list[str]]:
+    """Where those pods of a role go that the first node has no room for, beside another scenario: `{"pools": [...]}`; empty:
+    this cluster has no spare node, and is taken to have room."""
+    return {"pools": ["spare"]} if spare_nodes(cluster) else {}
+
+
 @pytest.fixture
 def spare_node(cluster: Cluster) -> Iterator[str]:
     """A node that may be drained or lost, and on which only those are that tolerate it; it takes pods again afterwards."""
-    nodes = cluster.list("nodes", selector=f"{SPARE}=true")
-    tainted = [node for node in nodes if any(one["key"] == SPARE for one in node["spec"].get("taints", []))]
-    if not tainted:
+    spare = spare_nodes(cluster)
+    if not spare:
         pytest.skip("the cluster has no spare node; scripts/cluster up 2 makes one")
-    name: str = tainted[0]["metadata"]["name"]
+    name = spare[0]
     others = [node["metadata"]["name"] for node in cluster.list("nodes") if node["metadata"]["name"] != name]
     yield name
     cluster.kubectl("uncordon", name)

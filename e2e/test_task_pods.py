@@ -3,6 +3,8 @@ anew, and the attempt goes on."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from cluster_client import Cluster, wait_for
 from conftest import OBJECT_STORE_IMAGE, TRAINER_IMAGE, Train
@@ -12,7 +14,7 @@ from training_run import RESERVED, TrainingRun
 
 # From a pod that is wanted to a worker that plays: the pod starts, Ray finds it, the game is loaded.
 JOIN_SECONDS = 180
-GAME = {
+GAME: dict[str, Any] = {
     "environment": "gymnasium",
     "name": "FrozenLake-v1",
     "args": {
@@ -60,14 +62,15 @@ def ready(run: TrainingRun, role: str, *, without: str = "") -> list[dict[str, o
 
 @pytest.mark.long
 def test_workers_of_a_task_have_pods_of_their_own_and_lost_ones_are_made_anew(
-    cluster: Cluster, namespace: str, train: Train
+    cluster: Cluster, namespace: str, train: Train, elsewhere: dict[str, list[str]]
 ) -> None:
+    task = GAME | {role: GAME[role] | elsewhere for role in ("simulators", "rewardModel")}
     serve_objects(cluster, namespace, OBJECT_STORE_IMAGE, TRAINER_IMAGE)
     cluster.run_once(namespace, "upload", TRAINER_IMAGE, f"python - <<'END'\n{UPLOAD}\nEND\n", secret=SECRET)
     run = train(
         "lake",
         {
-            "task": GAME | {"evaluation": None},
+            "task": task | {"evaluation": None},
             "secrets": [SECRET],
             "algorithm": {"promptsPerStep": 8},
             "sampler": {"maxNewTokens": 8},

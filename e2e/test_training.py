@@ -53,12 +53,12 @@ def test_suspend_and_resume_repeats_nothing(train: Train) -> None:
 
 @pytest.mark.long
 def test_two_runs_in_two_namespaces_one_with_two_learners_and_two_samplers(
-    train: Train, train_elsewhere: Train
+    train: Train, train_elsewhere: Train, elsewhere: dict[str, list[str]]
 ) -> None:
     learner = {"replicas": 2, "parallelism": "fsdp2"}
     pairs = train("pairs", {"learner": learner, "sampler": {"replicas": 2, "minReplicas": 2}})
     # The same name elsewhere is another run.
-    other = train_elsewhere("pairs", {"seed": 2})
+    other = train_elsewhere("pairs", {"seed": 2, "learner": elsewhere, "sampler": elsewhere})
     assert other.namespace != pairs.namespace
     pairs.wait_for_step(1, START_SECONDS)
     roles = pairs.status["roles"]
