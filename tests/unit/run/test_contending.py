@@ -47,6 +47,7 @@ class Asked:
             beside,
             asked,
         )
+        self.late = 0  # times that it begins when the others are done
 
     def one(self, rank: int, method: str, work: str, seconds: float) -> Any:
         self.asked.append((method, f"{self.role} {rank}", work))
@@ -54,11 +55,14 @@ class Asked:
 
     def all(self, method: str, work: str, seconds: float) -> Any:
         self.asked.append((method, f"{self.role}s", work))
-        return self._said([self.beside] * len(self.actors))
+        self.late -= 1
+        return self._said([self.beside] * len(self.actors), 100.0 if self.late >= 0 else 0.0)
 
     @staticmethod
-    def _said(lengths: list[float]) -> Any:
-        told = [[(number * one, (number + 1) * one) for number in range(4)] for one in lengths]
+    def _said(lengths: list[float], begin: float = 0.0) -> Any:
+        told = [
+            [(begin + number * one, begin + (number + 1) * one) for number in range(4)] for one in lengths
+        ]
         return SimpleNamespace(wait=lambda phase, timeout: told)
 
 
@@ -86,6 +90,18 @@ def test_one_computes_alone_and_then_all_do() -> None:
         ("repeat", "learners", "passes"),
         ("repeat", "samplers", "passes"),
     ]
+
+
+@pytest.mark.parametrize(("late", "tries", "known"), [(2, 3, True), (3, 3, False)])
+def test_who_did_not_compute_at_once_is_asked_again(late: int, tries: int, known: bool) -> None:
+    asked: list[Any] = []
+    sampler = Asked("sampler", 2, 2.0, 3.0, asked)
+    sampler.late = late
+    groups: Any = {"learner": Asked("learner", 1, 1.0, 1.25, asked), "sampler": sampler}
+    work: Any = {"learner": "passes"}
+    assert contend(groups, work) == ({"learner": pytest.approx(0.25 / 2)} if known else {})
+    assert asked.count(("repeat", "samplers", "passes")) == tries
+    assert asked.count(("repeat", "learner 1", "passes")) == 1
 
 
 def test_a_run_that_was_planned_by_a_profile_knows_what_was_tried_for_it(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from rl_trainer.model.config import UnsupportedModelError, read_config
 from rl_trainer.model.excerpt import Excerpt
 from rl_trainer.profile.contention import contention
 
-# Seconds of pieces of work by one process, and by all: of shorter ones the share is off by more.
-_ALONE, _TOGETHER = 0.5, 0.8
+# Seconds of pieces of work by one process, and by all: of shorter ones the share is off by more. By all again, for longer,
+# where a busy machine has let one of them begin when the others were done.
+_ALONE, _TOGETHER = 0.5, (0.8, 1.6, 3.2)
 # For answers of processes that have nothing else to do.
 _PATIENCE = 60.0
 
@@ -44,8 +45,10 @@ def contend(groups: Mapping[str, WorkerGroup], work: Mapping[str, Excerpt]) -> d
     for role, piece in work.items():
         rank = min(groups[role].actors)
         (alone,) = groups[role].one(rank, "repeat", piece, _ALONE).wait("computing alone", _PATIENCE)
-        handles = [group.all("repeat", piece, _TOGETHER) for group in groups.values()]
-        together = [times for handle in handles for times in handle.wait("computing at once", _PATIENCE)]
-        if (share := contention(alone, together)) is not None:
-            found[role] = share
+        for seconds in _TOGETHER:
+            handles = [group.all("repeat", piece, seconds) for group in groups.values()]
+            together = [times for handle in handles for times in handle.wait("computing at once", _PATIENCE)]
+            if (share := contention(alone, together)) is not None:
+                found[role] = share
+                break
     return found
