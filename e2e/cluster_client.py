@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -160,6 +160,12 @@ class Cluster:
                 (place / f"{name}.log").write_text(self.logs(name, namespace))
                 if any(state.get("restartCount") for state in pod["status"].get("containerStatuses", [])):
                     (place / f"{name}.previous.log").write_text(self.logs(name, namespace, "--previous"))
+
+
+def is_ready(found: Mapping[str, Any]) -> bool:
+    """Whether a pod or a node is ready; one that was made just now has no conditions yet."""
+    conditions = found.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def wait_for(

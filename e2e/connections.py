@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from cluster_client import ASKED, RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, wait_for
+from cluster_client import ASKED, RESTRICTED_CONTAINER, RESTRICTED_POD, Cluster, is_ready, wait_for
 
 # The first one has the name `web`, and `names` over UDP.
 PORT, OTHER_PORT = 8000, 8001
@@ -80,9 +80,8 @@ def address(cluster: Cluster, namespace: str, name: str) -> str:
     """The address of a pod, once it is ready."""
 
     def ready() -> str:
-        status = (cluster.get("pod", name, namespace) or {}).get("status", {})
-        conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
-        return str(status.get("podIP", "")) if conditions.get("Ready") == "True" else ""
+        pod = cluster.get("pod", name, namespace) or {}
+        return str(pod["status"].get("podIP", "")) if is_ready(pod) else ""
 
     return wait_for(f"pod {name} is ready", ready, 90)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from cluster_client import Cluster, wait_for
+from cluster_client import Cluster, is_ready, wait_for
 from training_run import REPOSITORY
 
 FAKE = "kwok.x-k8s.io/node"
@@ -54,6 +54,4 @@ def fake_nodes(
 
 
 def _ready(cluster: Cluster, name: str) -> bool:
-    node = cluster.get("node", name) or {}
-    conditions = node.get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return is_ready(cluster.get("node", name) or {})

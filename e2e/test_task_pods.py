@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster_client import Cluster, wait_for
+from cluster_client import Cluster, is_ready, wait_for
 from conftest import OBJECT_STORE_IMAGE, TRAINER_IMAGE, Train
 from object_store import BUCKET, SECRET, serve_objects
 from test_training import START_SECONDS, TRAIN_SECONDS
-from training_run import RESERVED, TrainingRun
+from training_run import RESERVED, TrainingRun, merged
 
 # From a pod that is wanted to a worker that plays: the pod starts, Ray finds it, the game is loaded.
 JOIN_SECONDS = 180
@@ -48,23 +48,14 @@ files.put(str(write_tiny("/tmp/judge", seed=5)), place, recursive=True)
 
 def ready(run: TrainingRun, role: str, *, without: str = "") -> list[dict[str, object]]:
     """Those of a role's pods that are ready, but for the one of that name."""
-    return [
-        pod
-        for pod in run.pods(role)
-        if pod["metadata"]["name"] != without
-        # One that was made just now has no conditions yet.
-        and any(
-            each["type"] == "Ready" and each["status"] == "True"
-            for each in pod["status"].get("conditions", ())
-        )
-    ]
+    return [pod for pod in run.pods(role) if pod["metadata"]["name"] != without and is_ready(pod)]
 
 
 @pytest.mark.long
 def test_workers_of_a_task_have_pods_of_their_own_and_lost_ones_are_made_anew(
     cluster: Cluster, namespace: str, train: Train, elsewhere: dict[str, list[str]]
 ) -> None:
-    task = GAME | {role: GAME[role] | elsewhere for role in ("simulators", "rewardModel")}
+    task = merged(GAME, {"simulators": elsewhere, "rewardModel": elsewhere})
     serve_objects(cluster, namespace, OBJECT_STORE_IMAGE, TRAINER_IMAGE)
     cluster.run_once(namespace, "upload", TRAINER_IMAGE, f"python - <<'END'\n{UPLOAD}\nEND\n", secret=SECRET)
     run = train(

@@ -167,10 +167,7 @@ def trained_at(files: RunFiles, process: Process, prompt: int) -> float:
 
 
 def test_a_sampler_that_is_told_to_go_gives_its_groups_back_at_once(tmp_path: Path, cluster: Cluster):
-    reward = {"rule": "function", "function": "moody_reward:reward", "timeout": "2m"}
-    files = RunFiles(
-        tmp_path, sampler={"replicas": 3, "minReplicas": 1}, task={"rewards": [reward]}, stop=ENDLESS
-    )
+    files = RunFiles(tmp_path, sampler={"replicas": 3, "minReplicas": 1}, stop=ENDLESS)
     at = [tmp_path / f"leave-{number}" for number in range(3)]
     nodes = [cluster.add_node(**node("sampler"), env_vars={LEAVE_VARIABLE: str(at[0])})]
     cluster.wait_for_nodes()

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import ray
 from small_learners import groups, launch, received, spec, weights_of
-from training_runs import has_ended, until
+from training_runs import until
+from victims import is_alive
 
 from rl_api.errors import ActorDied, DeadlineExceeded, PlacementError
 from rl_trainer.algorithms.value_targets import value_targets
@@ -330,7 +331,7 @@ def test_a_stopped_learner_is_named_and_not_the_one_that_waits_for_it(tmp_path: 
             ray.kill(actor)
         reservation.release()
     # A process that is stopped cannot end itself.
-    until(lambda: has_ended(stopped))
+    until(lambda: not is_alive(stopped))
 
 
 def test_a_cluster_that_is_too_small_is_told_after_the_deadline():

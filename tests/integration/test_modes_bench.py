@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,10 @@ def test_each_mode_of_a_workload_is_run_and_predicted(tmp_path: Path) -> None:
     options = [f"--out={tmp_path}", "--rounds=1", f"--steps={STEPS}", "--only=short answers"]
     command = [sys.executable, str(REPOSITORY / "bench" / "modes.py"), *options]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    bench = partial(
+        subprocess.run, command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
+    done = bench()
     assert (tmp_path / "modes.json").exists(), done.stderr
     found = json.loads((tmp_path / "modes.json").read_text())
     assert done.returncode == (0 if found["passed"] else 1)
@@ -52,8 +54,6 @@ def test_each_mode_of_a_workload_is_run_and_predicted(tmp_path: Path) -> None:
     assert 0 <= apart["decode"]["contention"] <= 1
     assert together["learner"]["contention"] is None
     # What is there is not run again.
-    again = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    again = bench()
     assert "s per step" not in again.stderr
     assert json.loads((tmp_path / "modes.json").read_text())["rows"] == [row]

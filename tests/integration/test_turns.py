@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import GROUP, PROMPTS, RunFiles, meanwhile
+from training_runs import GROUP, PROMPTS, REWARD_RULE, RunFiles, meanwhile
 
 from rl_trainer.observe.step_times import uncovered
 from rl_trainer.observe.timeline import Span, read_timeline
@@ -157,7 +157,7 @@ def test_a_sampler_that_dies_with_a_device_leaves_it_to_who_waits(tmp_path: Path
     files = RunFiles(
         tmp_path,
         placement={"mode": "collocated", "handOver": "drain"},
-        task={"rewards": [{"rule": "function", "function": "moody_reward:reward", "timeout": "1h"}]},
+        task={"rewards": [REWARD_RULE | {"timeout": "1h"}]},
         learner={"replicas": 2},
         sampler={"replicas": 2},
         buffer={"maxStaleness": 1},
