@@ -100,10 +100,25 @@ class Clients:
     @property
     def seen(self) -> dict[str, Any]:
         """Requests sent, answered and failed; answers by version, with the texts of each."""
+        why: list[str] = []
+
+        def look() -> dict[str, Any] | None:
+            # On a busy node one of hundreds of calls fails.
+            seen, problem = self.tally()
+            why[:] = [problem]
+            return seen
+
+        return wait_for("the tally of the clients can be read", look, 60, lambda: why[0])
+
+    def tally(self) -> tuple[dict[str, Any] | None, str]:
+        """The same where it can be read now, or None, and why it cannot."""
         done = self._cluster.kubectl(
             "exec", self._pod, "-n", self._namespace, "--", "cat", RESULT, check=False
         )
-        return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {"answered": 0}
+        if done.returncode or not done.stdout:
+            return None, done.stderr.strip() or "it is empty"
+        seen: dict[str, Any] = json.loads(done.stdout)
+        return seen, ""
 
     def wait_for_version(self, version: str, seconds: float) -> list[str]:
         """Texts of answers by this version, once there is one."""
@@ -172,10 +187,14 @@ def steady_clients(
     try:
         wait_for(
             "clients are answered",
-            lambda: clients.seen["answered"],
+            lambda: (clients.tally()[0] or {"answered": 0})["answered"],
             120,
-            lambda: f"they saw {json.dumps(clients.seen)}; {service.describe()}",
+            lambda: f"they saw {clients.tally()}; {service.describe()}",
         )
         yield clients
+    except BaseException:
+        # The pod goes, and with it what they saw.
+        print("clients saw", json.dumps(clients.tally())[-4000:])
+        raise
     finally:
         service.cluster.kubectl("delete", "pod", name, "-n", service.namespace, "--wait=false", check=False)

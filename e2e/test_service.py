@@ -6,10 +6,11 @@ import json
 import random
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from cluster_client import Cluster, wait_for
+from cluster_client import Cluster, is_ready, wait_for
 from conftest import SYSTEM, TRAINER_IMAGE, Train
 from policy_service import PROMPT, TOKENS, Clients, PolicyService, steady_clients
 from test_training import START_SECONDS
@@ -67,6 +68,13 @@ def on_the_claim(run: TrainingRun, name: str, script: str, *arguments: object) -
     )
 
 
+def another_policy(run: TrainingRun, name: str, kind: str) -> dict[str, Any]:
+    """What poisoned_policy.py says of the checkpoint that it has added to a run's."""
+    # Libraries may say something before it.
+    said: dict[str, Any] = json.loads(on_the_claim(run, name, POISON, kind).splitlines()[-1])
+    return said
+
+
 def probe_of_matrices(count: int) -> str:
     """Matrices that training never saw, and how they read in a spiral: scored by what is right, and no reward."""
     rows, random_ = [], random.Random(7)
@@ -109,7 +117,7 @@ def test_better_policies_reach_clients_and_worse_ones_do_not(
         promoted = service.promotions("promoted")
         clients.wait_for_version(promoted[-1]["version"], 60)
         clients.assert_all_answered(500)
-        made = json.loads(on_the_claim(run, "poison", POISON, "7"))
+        made = another_policy(run, "poison", "7")
         refused = service.wait_for_promotions("refused", 1, PROMOTE_SECONDS)
         assert refused[-1]["digest"] == made["digest"]
         assert "probe" in refused[-1]["message"] or "held-out" in refused[-1]["message"], refused
@@ -166,22 +174,31 @@ def copies_operator_and_head_die(cluster: Cluster, service: PolicyService, clien
     cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=0")
     try:
         cluster.kubectl("wait", "pod", "-n", SYSTEM, "-l", OPERATOR, "--for=delete", "--timeout=60s")
-        failed = len(clients.seen["failed"])
+        since = time.time()
         goes_on(clients)
-        assert len(clients.seen["failed"]) == failed
+        assert clients.failed_of_those_sent(since) == []
     finally:
         cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=1")
         cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=120s")
 
     (head,) = (pod["metadata"]["name"] for pod in service.pods("head"))
+    killed = datetime.now(UTC)
     cluster.kubectl("delete", "pod", head, "-n", service.namespace, "--grace-period=0", "--force")
-    began = time.monotonic()
-    goes_on(clients, HEAD_SECONDS)
-    print(f"answers {time.monotonic() - began:.0f} s after the head was killed")
+
+    def served_by_another() -> bool:
+        # The copy of the killed head answers for some seconds more, and ends then: what it answers shows nothing.
+        serving = service.condition("Serving")
+        since = datetime.fromisoformat(serving["lastTransitionTime"])
+        return serving["status"] == "True" and since >= killed.replace(microsecond=0)
+
+    wait_for("a copy of another head serves", served_by_another, HEAD_SECONDS, service.describe)
+    print(f"serves {(datetime.now(UTC) - killed).total_seconds():.0f} s after the head was killed")
+    (other,) = service.pods("head")
+    assert other["metadata"]["name"] != head
+    assert is_ready(other)
+    goes_on(clients)
     assert service.serving == good
-    # The status knows the new head.
     service.wait_for_reason("ClusterReady", "Ready", 60)
-    service.wait_for_reason("Serving", "Serving", 60)
 
 
 def a_second_cluster_takes_over(service: PolicyService, clients: Clients) -> set[str]:
@@ -198,7 +215,7 @@ def a_second_cluster_takes_over(service: PolicyService, clients: Clients) -> set
     before, first = {pod["metadata"]["name"] for pod in service.pods()}, with_the_traffic()
     promotion = {"answers": "stamp", "rollback": ROLLBACK | {"window": "5m"}}
     # For so long, and a little more, the first of two clusters stays.
-    limits = {"timeout": "20s"}
+    limits = {"timeout": "60s"}
     service.patch({"resources": {"memory": "1700Mi"}, "promotion": promotion, "limits": limits})
     wait_for(
         "a second cluster has the traffic",
@@ -214,7 +231,7 @@ def a_second_cluster_takes_over(service: PolicyService, clients: Clients) -> set
 def a_bad_policy_goes_back(run: TrainingRun, service: PolicyService, clients: Clients) -> None:
     """One that answers nothing, by itself; one of another shape is never served."""
     good = service.serving
-    broken = json.loads(on_the_claim(run, "spoil", POISON, "nan"))
+    broken = another_policy(run, "spoil", "nan")
     service.wait_for_promotions("promoted", 2, PROMOTE_SECONDS)
     began = time.monotonic()
     back = service.wait_for_promotions("rolledBack", 1, ROLLBACK_SECONDS)
@@ -223,7 +240,7 @@ def a_bad_policy_goes_back(run: TrainingRun, service: PolicyService, clients: Cl
     assert "requests failed" in back[-1]["message"]
     assert service.serving == good
 
-    other = json.loads(on_the_claim(run, "reshape", POISON, "shape"))
+    other = another_policy(run, "reshape", "shape")
     refused = service.wait_for_promotions("refused", 1, PROMOTE_SECONDS)
     assert refused[-1]["digest"] == other["digest"]
     said = service.wait_for_reason("Promoting", "Refused", 60)

@@ -14,7 +14,7 @@ from rl_api.service_status import FollowedRun, PolicyVersion, ServiceStatus
 from rl_operator.decide.service import reconcile_service
 from rl_operator.model.names import PROFILE_ANNOTATION, Manifest
 from rl_operator.model.parse import hash_of, service_asked
-from rl_operator.model.seen import Live
+from rl_operator.model.seen import Live, Pod
 from rl_operator.model.service import (
     Control,
     Evaluation,
@@ -30,6 +30,16 @@ from rl_operator.plan.service import EffectiveService, plan_service
 NOW = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 FOLLOWED = FollowedRun(name="sums", uid="run-uid", claim="ckpt", folder="sums-run-uid")
 CLUSTER = "chat-abcde"
+HEAD = Pod(
+    name=f"{CLUSTER}-head",
+    uid="uid-head",
+    role="head",
+    attempt=0,
+    owner="cluster-uid",
+    phase="Running",
+    ready=True,
+    ip="10.0.0.1",
+)
 
 
 def make_service(spec: dict[str, Any] | None = None, **more: Any) -> Manifest:
@@ -151,7 +161,8 @@ class ServiceStory:
             self.world = replace(self.world, ray=replace(self.world.ray, live=live["RayService", "chat"]))
         if ("RayService", "chat") in live and self.world.ray is None:
             ray = RayService("chat", "ray-uid", live["RayService", "chat"], active=CLUSTER, ready=True)
-            self.world = replace(self.world, ray=ray)
+            pods, clusters = (HEAD, *self.world.pods), {HEAD.name: CLUSTER, **self.world.clusters}
+            self.world = replace(self.world, ray=ray, pods=pods, clusters=clusters)
         for manifest in (*decision.create, *decision.apply):
             if manifest["kind"] == "RayService" and self.world.ray is not None:
                 self.world = replace(self.world, ray=replace(self.world.ray, live=live["RayService", "chat"]))

@@ -222,7 +222,7 @@ def _seen(look: _Look, service: EffectiveService, crowded: Diagnosis | None) -> 
     elif crowded is not None:
         state: State = "True" if ray is not None and ray.ready else "False"
         look = look.set("ClusterReady", state, crowded.reason, crowded.message)
-    elif ray is not None and ray.ready:
+    elif ray is not None and ray.ready and _head_is_ready(world, ray):
         look = look.set("ClusterReady", "True", "Ready", "the pods are ready")
     else:
         look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
@@ -245,6 +245,12 @@ def _seen(look: _Look, service: EffectiveService, crowded: Diagnosis | None) -> 
     else:
         look = look.set("Serving", "False", "Starting", "no policy is served yet")
     return _promoting(look)
+
+
+def _head_is_ready(world: ServiceWorld, ray: RayService) -> bool:
+    """KubeRay goes on to call a service ready whose head is gone, until there is another."""
+    head = world.head_of(ray.active)
+    return head is not None and head.ready
 
 
 def _traffic(world: ServiceWorld) -> list[Traffic]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_api.service_status import FollowedRun, PolicyVersion, ServiceStatus
 from rl_operator.model.decision import Note, Scale
-from rl_operator.model.names import Manifest
+from rl_operator.model.names import HEAD, Manifest
 from rl_operator.model.needs import NOBODY, NOTHING, Needs, Others
 from rl_operator.model.seen import Event, Live, Pod, WorkerGroup
 from rl_operator.model.times import parse_time
@@ -185,6 +185,11 @@ class ServiceWorld:
     def pods_of(self, cluster: str) -> tuple[Pod, ...]:
         """Pods of a RayCluster that are there."""
         return tuple(pod for pod in self.pods if not pod.gone and self.clusters.get(pod.name) == cluster)
+
+    def head_of(self, cluster: str) -> Pod | None:
+        """The head of a RayCluster where it can be asked."""
+        heads = [pod for pod in self.pods_of(cluster) if pod.role == HEAD and pod.deleting is None and pod.ip]
+        return max(heads, key=lambda pod: (pod.ready, pod.name), default=None)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rl_operator.drivers.client import DriverError, Drivers
 from rl_operator.drivers.control import ask_control, tell_control
-from rl_operator.model.names import HEAD, Key
+from rl_operator.model.names import Key
 from rl_operator.model.seen import Pod
 from rl_operator.model.service import Control, RayService, ServiceWorld, Wish
 from rl_operator.model.tokens import CONTROL, derive_token
@@ -25,10 +25,12 @@ _BEARABLE: Final = 2
 
 @dataclass
 class Heard:
-    """Of one service: what the control of the cluster with the traffic has said last, what that of the one that is to have
-    it, requests in a row without an answer, and the sentence where these are too many."""
+    """Of one service: what the control of the cluster with the traffic has said last, the head's pod that it is of, what
+    that of the cluster has said that is to have the traffic, requests in a row without an answer, and the sentence where
+    these are too many."""
 
     control: Control | None = None
+    head: str = ""
     coming: Control | None = None
     silent: int = 0
     error: str = ""
@@ -56,10 +58,13 @@ class Controls:
         cluster = ray.active or ray.pending
         if heard.control is not None and heard.control.cluster != cluster:
             heard.control = None
-        head = _head_of(world, cluster)
+        head = world.head_of(cluster)
         if head is None:
             heard.control = None
             return
+        if head.name != heard.head:
+            # Another head knows nothing of the copies that the one before it had: they end with that one.
+            heard.control, heard.head = None, head.name
         try:
             heard.control = await self._asked(place, uid, head, cluster, run)
         except DriverError as error:
@@ -74,7 +79,7 @@ class Controls:
         self, place: Key, uid: str, ray: RayService, world: ServiceWorld, run: str | None, heard: Heard
     ) -> None:
         """The same of the cluster that is to have the traffic: nothing, while it starts."""
-        head = _head_of(world, ray.pending) if ray.active and ray.pending else None
+        head = world.head_of(ray.pending) if ray.active and ray.pending else None
         if head is None:
             heard.coming = None
             return
@@ -83,7 +88,7 @@ class Controls:
 
     async def bring(self, place: Key, uid: str, world: ServiceWorld, wish: Wish) -> None:
         """Bring a wish to the control. Where it fails it is decided upon again."""
-        head = _head_of(world, wish.cluster)
+        head = world.head_of(wish.cluster)
         if head is None:
             return
         token = derive_token(self._key(), uid, 0, CONTROL)
@@ -105,9 +110,3 @@ class Controls:
 def about_service(place: Key) -> dict[str, Any]:
     """What a line of the log says of a service besides its message."""
     return {"namespace": place[0], "service": place[1]}
-
-
-def _head_of(world: ServiceWorld, cluster: str) -> Pod | None:
-    """The head of a RayCluster where it can be asked."""
-    heads = [pod for pod in world.pods_of(cluster) if pod.role == HEAD and pod.deleting is None and pod.ip]
-    return max(heads, key=lambda pod: (pod.ready, pod.name), default=None)

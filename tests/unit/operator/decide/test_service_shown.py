@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from operator_worlds import make_profile
-from service_worlds import CLUSTER, NOW, ServiceStory, checkpoint, make_service, make_service_plan
+from service_worlds import CLUSTER, HEAD, NOW, ServiceStory, checkpoint, make_service, make_service_plan
 
 from rl_operator.decide.service import reconcile_service
 from rl_operator.model.seen import Container, Pod
@@ -116,7 +116,20 @@ def test_pods_of_an_older_cluster_say_nothing() -> None:
     story = ServiceStory()
     story.look()
     waiting = Container("ray", image="nowhere/none:1", waiting="ImagePullBackOff")
-    story.look(pods=(pod("replica", containers=(waiting,)),), clusters={f"{CLUSTER}-replica": "older"})
+    pods = (HEAD, pod("replica", containers=(waiting,)))
+    story.look(pods=pods, clusters={HEAD.name: CLUSTER, f"{CLUSTER}-replica": "older"})
+    assert story.condition("ClusterReady")[1] == "Ready"
+
+
+def test_a_cluster_without_a_head_is_not_ready_whatever_kuberay_says() -> None:
+    story = ServiceStory()
+    story.served(20)
+    assert story.condition("ClusterReady")[1] == "Ready"
+    new = replace(HEAD, name=f"{CLUSTER}-another", ready=False)
+    for pods in ((), (replace(HEAD, deleting=NOW),), (replace(HEAD, deleting=NOW), new)):
+        story.look(pods=pods, clusters={one.name: CLUSTER for one in pods})
+        assert story.condition("ClusterReady") == ("False", "Starting", "the pods are starting")
+    story.look(pods=(replace(new, ready=True),))
     assert story.condition("ClusterReady")[1] == "Ready"
 
 

@@ -215,7 +215,7 @@ def test_the_last_word_of_a_driver_is_kept_however_soon_it_comes() -> None:
             AnyDrivers(answer),
             lambda key, seconds: woken.append(seconds),
             lambda old, new, followed: None,
-            pause=0.05,
+            pause=1.0,  # a busy machine may hold the words up for so long
         )
         talks.follow(KEY, PULL, memory)
         while words:
