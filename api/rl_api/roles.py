@@ -277,7 +277,8 @@ class PlacementSpec(Model):
     strategy: Literal["PACK", "SPREAD"] = "PACK"
     """Ray placement strategy: PACK (few nodes) or SPREAD (many nodes)."""
     timeout: PositiveDuration = Duration(60)
-    """Deadline for reserving all actors together, all or nothing."""
+    """Deadline for reserving all actors together, all or nothing. Simulators and reward models that are lost have as long to
+    come back, and ten minutes at least."""
 
 
 Way = Literal["objectStore", "collective", "delta", "adapter"]

@@ -94,6 +94,11 @@ class SimulatorsSpec(Model):
     timeout: PositiveDuration = Duration(60)
     """Deadline of one call of an environment: one that hangs is replaced, and the others go on where they were."""
 
+    @property
+    def accelerators(self) -> int:
+        """Of each: environments are stepped on CPU cores."""
+        return 0
+
 
 class RewardModelSpec(Model):
     """A model that scores completions, in workers of its own beside samplers and learners; a reward of rule model."""
@@ -116,15 +121,18 @@ class RewardModelSpec(Model):
     judge."""
     replicas: int = Field(default=1, ge=1, le=1024)
     """How many workers. Each takes completions as it comes to them."""
+    accelerators: int = Field(default=0, ge=0, le=1)
+    """Accelerators (GPUs) of each: 1 (the model is on it) or 0 (on CPU cores)."""
     cpu: float = Field(default=1.0, gt=0.001, le=1024.0)
     """CPU cores of each. On a cluster each has a pod of its own."""
     memory: Quantity = "2Gi"
     """Memory of each, besides what Ray takes in its pod; on one machine it is not looked at."""
     pools: WorkerPools = ()
-    """Node pools of their pods, the most wanted first; none: the head's. Only on a cluster."""
+    """Node pools of their pods, the most wanted first; none: the head's, with accelerators 1 the profile's first pool that
+    has some. Only on a cluster."""
     ephemeral_storage: Quantity | None = None
-    """Most that each keeps on its node's disk; null: what its pool says, otherwise at most 20Gi. Only on a
-    cluster."""
+    """Most that each keeps on its node's disk; null: what its pool says, otherwise at most 20Gi, with accelerators 1 as
+    much as a learner. Only on a cluster."""
     batch_size: int = Field(default=16, ge=1, le=4096)
     """Most completions of one forward pass."""
     timeout: PositiveDuration = Duration(60)

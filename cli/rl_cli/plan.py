@@ -10,25 +10,26 @@ from typing import Final
 
 from rl_api import load_run
 from rl_api.base import amount
-from rl_api.errors import InvalidConfig, InvalidDocuments
-from rl_api.printable import printable_lines
+from rl_api.errors import InvalidConfig, InvalidDocuments, ModelError
+from rl_api.printable import printable, printable_lines
 from rl_api.run import RunSpec
 from rl_api.sizes.devices import accelerator_memory
 from rl_api.sizes.memory import Device
-from rl_api.sizes.run_plan import Place, plan_run, refuse_others
+from rl_api.sizes.run_plan import Place, Scoring, plan_run, refuse_others
 from rl_cli.documents import as_planned, place, read_objects, read_profiles, with_profile
 from rl_cli.measured import profile
-from rl_cli.model_shape import shape_of
+from rl_cli.model_shape import scoring_shape_of, shape_of
 from rl_cli.options import Subparsers, add_file_options, new_parser
 from rl_cli.placement_plan import placement_plan
 from rl_cli.plan_picture import picture
 from rl_cli.plan_text import as_json, as_lines
-from rl_operator.model.names import KIND, LEARNER, SAMPLER
+from rl_operator.model.names import KIND, LEARNER, REWARD_MODEL, SAMPLER
 from rl_operator.plan.roles import Role
 
 _DESCRIPTION: Final = """\
 Say what every role of a run will need, before anything starts: memory of each device by what it is for, room for keys and
-values, pods, devices and nodes, the size of a checkpoint, and who sits with whom. Of the model only config.json is read.
+values, pods, devices and nodes, the size of a checkpoint, and who sits with whom. Of the model, and of one that scores,
+only config.json is read.
 The formulas are in docs/scale.md.
 
 How large accelerators are is read from the profile's pools (a resource such as nvidia.com/mig-1g.10gb, or a node label such
@@ -93,9 +94,11 @@ def _plan(args: argparse.Namespace) -> int:
         raise InvalidConfig(
             "--gantt: found no --profile-of, allowed: with --profile-of, whose placement it draws"
         )
-    spec, learner, sampler = _places(args)
+    spec, places = _places(args)
     refuse_others(spec)
-    plan = plan_run(spec, shape_of(spec.model), learner, sampler)
+    plan = plan_run(
+        spec, shape_of(spec.model), places[LEARNER], places[SAMPLER], _scoring(spec, places.get(REWARD_MODEL))
+    )
     found = None if args.measured is None else profile(Path(args.measured), spec, plan)
     placed = None if args.profile_of is None else placement_plan(Path(args.profile_of), spec)
     if args.svg:
@@ -120,11 +123,25 @@ def _plan(args: argparse.Namespace) -> int:
     return 0
 
 
-def _places(args: argparse.Namespace) -> tuple[RunSpec, Place, Place]:
-    """The run's spec, and where its learner and its samplers are: on this machine, or in the pools of a profile."""
+def _scoring(spec: RunSpec, place: Place | None) -> Scoring | None:
+    """The run's reward models, where they have a place; what is not to be read of them is said, and nothing held against it:
+    they may be of a family that the library alone knows, or in an image."""
+    model = spec.task.reward_model
+    if model is None or place is None:
+        return None
+    try:
+        return Scoring(place, scoring_shape_of(model))
+    except ModelError as error:
+        sentence = f"what a reward model needs is not known, so that nothing is held against it: {error}"
+        print(f"rltrain: {printable(sentence)}", file=sys.stderr)
+        return Scoring(place, None)
+
+
+def _places(args: argparse.Namespace) -> tuple[RunSpec, dict[str, Place]]:
+    """The run's spec, and where its roles are whose memory is planned: on this machine, or in the pools of a profile."""
     if args.profile is None:
         spec = load_run(args.file, args.overrides).spec
-        return spec, *_here(spec, args.device_memory)
+        return spec, _here(spec, args.device_memory)
     profiles = read_profiles(args.profile)
     runs = [one for one in read_objects(args.file, args.overrides) if one.get("kind") == KIND]
     if len(runs) != 1:
@@ -132,16 +149,18 @@ def _places(args: argparse.Namespace) -> tuple[RunSpec, Place, Place]:
             f"{args.file}: found {len(runs)} documents of kind RLTrainingRun, allowed: exactly one"
         )
     effective = as_planned(args.file, with_profile(place(runs[0], None, "default"), profiles), profiles)
-    learner, sampler = (
-        # Another's trainer has other places; samplers that share learners' devices have none of their own.
-        _of_role(effective.role(name), args.device_memory) if effective.has(name) else Place(0, 0, None)
-        for name in (LEARNER, SAMPLER)
-    )
-    return effective.spec, learner, sampler
+    # Another's trainer has other places; samplers that share learners' devices have none of their own.
+    nowhere = {LEARNER: Place(0, 0, None), SAMPLER: Place(0, 0, None)}
+    return effective.spec, nowhere | {
+        name: _of_role(effective.role(name), args.device_memory)
+        for name in (LEARNER, SAMPLER, REWARD_MODEL)
+        if effective.has(name)
+    }
 
 
-def _here(spec: RunSpec, memory: int | None) -> tuple[Place, Place]:
-    """All on one machine: on accelerators of `memory` bytes, or where that is not said, nobody knows on what.
+def _here(spec: RunSpec, memory: int | None) -> dict[str, Place]:
+    """All on one machine: on accelerators of `memory` bytes, or where that is not said, nobody knows on what. Reward models
+    without accelerators are not looked at.
 
     It is drawn with the devices that the run takes, which does not say that it could have no more.
     """
@@ -151,11 +170,14 @@ def _here(spec: RunSpec, memory: int | None) -> tuple[Place, Place]:
         (spec.sampler.replicas - spec.shared_samplers) * spec.sampler.pods_per_replica,
         spec.sampler.devices_per_pod,
     )
-    whole = spec.learner.replicas * per_learner + samplers * per_sampler
-    return (
-        Place(spec.learner.replicas, per_learner, device, per_node=whole),
-        Place(samplers, per_sampler, device, per_node=whole),
-    )
+    scoring = spec.given_task.reward_model if spec.given_task is not None else None
+    judges = scoring.replicas * scoring.accelerators if scoring is not None else 0
+    whole = spec.learner.replicas * per_learner + samplers * per_sampler + judges
+    places = {
+        LEARNER: Place(spec.learner.replicas, per_learner, device, per_node=whole),
+        SAMPLER: Place(samplers, per_sampler, device, per_node=whole),
+    }
+    return places | ({REWARD_MODEL: Place(judges, 1, device, per_node=whole)} if judges else {})
 
 
 def _of_role(role: Role, memory: int | None) -> Place:

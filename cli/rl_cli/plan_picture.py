@@ -9,7 +9,7 @@ from typing import Final
 from rl_api.sizes.layout import Node
 from rl_api.sizes.memory import gigabytes, parameters
 from rl_api.sizes.run_plan import RolePlan, RunPlan
-from rl_cli.plan_text import WORDS
+from rl_cli.plan_text import WORDS, total
 
 MOST_NODES: Final = 32
 """Nodes that are drawn; of more the first."""
@@ -26,7 +26,7 @@ _COLOURS: Final = {
     "overhead": "#9498a0",
 }
 _TOO_MUCH: Final = "#c00000"
-_ROLES: Final = {"learner": "#1f3d7a", "sampler": "#8a6100"}
+_ROLES: Final = {"learner": "#1f3d7a", "sampler": "#8a6100", "reward model": "#7a1f5c"}
 _WIDTH, _MARGIN, _LINE = 960, 24, 20
 _CELL, _CELL_HEIGHT, _GAP = 52, 92, 6
 _PER_ROW = 8
@@ -71,7 +71,7 @@ def _bar(role: RolePlan, y: int) -> Iterator[str]:
     yield _text(
         _MARGIN,
         y + 14,
-        f"one device of {role.name}: {gigabytes(role.parts.total)}{of}{over}",
+        f"one device of {role.name}: {total(role)}{of}{over}",
         fill=_ROLES[role.name],
     )
     yield _rect(_MARGIN, y + 20, round(width * memory / whole, 1), _BAR, "#eceef1")

@@ -71,7 +71,7 @@ def _table(plan: RunPlan) -> list[str]:
             WORDS, *([size for _, size in role.parts.items()] for role in plan.roles), strict=True
         )
     ]
-    rows.append(["sum", *(gigabytes(role.parts.total) for role in plan.roles)])
+    rows.append(["sum", *(total(role) for role in plan.roles)])
     rows.append(["of", *(_of(role) for role in plan.roles)])
     rows.append(["pods", *(_pods(plan, role) for role in plan.roles)])
     rows.append(["devices", *(_devices(plan, role) for role in plan.roles)])
@@ -87,6 +87,11 @@ def _table(plan: RunPlan) -> list[str]:
     ]
     rule = "-" * len(lines[0])
     return [lines[0], rule, *lines[1 : len(WORDS) + 1], rule, *lines[len(WORDS) + 1 :]]
+
+
+def total(role: RolePlan) -> str:
+    """What a device of a role holds in all, for people."""
+    return gigabytes(role.parts.total) if role.parts.total else "unknown"
 
 
 def _of(role: RolePlan) -> str:
@@ -110,6 +115,8 @@ def _devices(plan: RunPlan, role: RolePlan) -> str:
     layout = plan.learner_layout
     if role.name == "learner":
         return f"{layout.copies} x {layout.shard}" if layout.shard > 1 else str(role.devices)
+    if role.name != "sampler":
+        return str(role.devices)
     each = plan.sampler_layout.devices
     return f"{role.place.pods // plan.sampler_layout.pods} x {each}" if each > 1 else str(role.devices)
 
@@ -160,7 +167,8 @@ def _shared(plan: RunPlan) -> list[str]:
 
 def _workers(plan: RunPlan) -> list[str]:
     return [
-        f"{kind}s beside them: {one.replicas}, each with {one.cpu:g} cores and {gigabytes(int(amount(one.memory)))}"
+        f"{kind}s beside them: {one.replicas}, each with {'an accelerator, ' if one.accelerators else ''}{one.cpu:g} "
+        f"cores and {gigabytes(int(amount(one.memory)))}"
         for kind, one in plan.workers.items()
     ]
 
@@ -230,7 +238,12 @@ def as_json(plan: RunPlan, bandwidth: int | None, measured: Profile | None = Non
         },
         "sampler": dataclasses.asdict(plan.sampler_layout),
         "workers": {
-            kind: {"replicas": one.replicas, "cpu": one.cpu, "memory": int(amount(one.memory))}
+            kind: {
+                "replicas": one.replicas,
+                "accelerators": one.accelerators,
+                "cpu": one.cpu,
+                "memory": int(amount(one.memory)),
+            }
             for kind, one in plan.workers.items()
         },
         "shared": None if plan.shared is None else _shared_json(plan.shared),

@@ -18,6 +18,7 @@ from rl_api.sizes.learner import (
 )
 from rl_api.sizes.memory import Device, Parts, gigabytes
 from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory
+from rl_api.sizes.scoring import ScoringLayout, scoring_misfit, scoring_parts
 from rl_api.sizes.shape import ModelShape
 from rl_api.sizes.shared import SharedDevice, shared_device
 from rl_api.task import WorkersSpec
@@ -57,11 +58,19 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Scoring:
+    """Where the models of `task.rewardModel` are, and their shape; None: it is not known."""
+
+    place: Place
+    shape: ModelShape | None
+
+
+@dataclass(frozen=True)
 class RolePlan:
     """One role: bytes of one of its devices (the fullest), and what is wrong with that, as a sentence; None: it fits.
 
-    `cache`: of a sampler, its room for keys and values. `main_memory`: bytes of each pod's, for moments that no device keeps
-    and a checkpoint's copy."""
+    `parts`: of a reward model whose shape is not known none. `cache`: of a sampler, its room for keys and values.
+    `main_memory`: bytes of each pod's, for moments that no device keeps and a checkpoint's copy."""
 
     name: str
     place: Place
@@ -97,8 +106,11 @@ class RunPlan:
         return alone if together is None else [*alone, together]
 
 
-def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -> RunPlan:
-    """What the roles of `spec` need at these places; `sampler`: of those with devices of their own.
+def plan_run(
+    spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place, scoring: Scoring | None = None
+) -> RunPlan:
+    """What the roles of `spec` need at these places; `sampler`: of those with devices of their own; `scoring`: of its reward
+    models, None: they are not planned.
 
     Raises:
         InvalidConfig: its shards do not divide its ranks, or its sequences not its model's heads.
@@ -156,10 +168,25 @@ def plan_run(spec: RunSpec, shape: ModelShape, learner: Place, sampler: Place) -
         )
         own = _group("sampler", sampler, tensor=sampling.tensor_parallel, hosts=pods)
         groups.append(replace(own, first=guests))
+    if scoring is not None:
+        role = _scoring_role(spec, scoring, sampling.length)
+        roles.append(role)
+        groups.append(_group(role.name, scoring.place))
     keep = spec.checkpoint.keep if spec.checkpoint is not None else 1
     size = checkpoint_bytes(shape, learning)
     nodes = tuple(nodes_of(groups))
     return RunPlan(shape, learning, sampling, tuple(roles), size, keep, nodes, shared, spec.task.workers)
+
+
+def _scoring_role(spec: RunSpec, scoring: Scoring, length: int) -> RolePlan:
+    model, place, shape = spec.task.reward_model, scoring.place, scoring.shape
+    assert model is not None, "there is a place for it"
+    devices = place.pods * max(1, place.accelerators)
+    if shape is None:
+        return RolePlan("reward model", place, devices, Parts(), None)
+    layout, device = ScoringLayout.of(model, shape, length), place.device or Device(0, False)
+    misfit = scoring_misfit(shape, layout, device) if place.device else None
+    return RolePlan("reward model", place, devices, scoring_parts(shape, layout, device), misfit)
 
 
 def _main_memory_misfit(learner: RolePlan, shared: SharedDevice) -> str | None:

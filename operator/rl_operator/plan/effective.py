@@ -191,7 +191,7 @@ _LATER: Final[Mapping[tuple[str, ...], Mapping[str, object]]] = {
         **{"dataset": None, "onLongPrompt": "drop", "simulators": None, "rewardModel": None},
     },
     ("task", "simulators"): {"pools": [], "ephemeralStorage": None},
-    ("task", "rewardModel"): {"pools": [], "ephemeralStorage": None},
+    ("task", "rewardModel"): {"pools": [], "ephemeralStorage": None, "accelerators": 0},
     ("sampler",): {
         **{"topology": None, "pipelineParallelSize": 1, "gpuMemoryUtilization": None, "maxModelLen": None},
         **{"quantization": "none", "endpoint": None, "podsPerReplica": 1},

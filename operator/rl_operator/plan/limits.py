@@ -23,6 +23,9 @@ def misplaced(spec: RunSpec, roles: Sequence[Role]) -> Iterator[Problem]:
     for learner in roles:
         if learner.name == LEARNER and spec.learner.resources is not None:
             yield from _no_room(("spec", "learner", "resources", "accelerators"), learner)
+    for worker in roles:
+        if worker.name in TASK_WORKERS:
+            yield from _no_room((*field_of(worker.name), "accelerators"), worker)
     sampler = next((role for role in roles if role.name == SAMPLER), None)
     if sampler is None:
         return

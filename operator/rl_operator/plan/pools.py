@@ -31,6 +31,7 @@ def pools_of_roles(
     by_name = {pool.name: pool for pool in profile.pools}
     # The head: where are no accelerators, which it would waste, and not on spot nodes, as its loss ends the attempt.
     least = min(profile.pools, key=lambda pool: (pool.accelerator is not None, pool.spot))
+    with_some = next((pool for pool in profile.pools if pool.accelerator is not None), least)
     asks_server = spec.sampler.engine == "endpoint"
     pools, problems = {}, list[Problem]()
     task = spec.given_task.workers if spec.given_task is not None else {}
@@ -39,7 +40,7 @@ def pools_of_roles(
         (LEARNER, spec.learner.pools, profile.pools[0]),
         # One that asks a server computes as little as the head, and its loss as well costs a restart.
         (SAMPLER, spec.sampler.pools, least if asks_server else profile.pools[0]),
-        *((role_of(kind), one.pools, least) for kind, one in task.items()),
+        *((role_of(kind), one.pools, with_some if one.accelerators else least) for kind, one in task.items()),
     ):
         if role == HEAD or role in workers:
             problems += wrong_pools(by_name, title, field_of(role), names)

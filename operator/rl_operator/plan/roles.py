@@ -22,8 +22,8 @@ from rl_operator.plan.pools import where
 from rl_operator.plan.topology import Topology, topology_of
 
 _WORKER_DISKS: Final = {SIMULATOR: "5Gi", REWARD_MODEL: "20Gi"}
-"""Most that a task worker's pod keeps on its node's disk, where nobody says: logs and copies, and a model that scores on
-cores alone."""
+"""Most that a task worker's pod without accelerators keeps on its node's disk, where nobody says: logs and copies, and a
+model that scores on cores."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def make_roles(
             asked = ResourcesSpec(
                 cpu=workers.cpu,
                 memory=f"{memory}Mi",
-                accelerators=0,
+                accelerators=workers.accelerators,
                 ephemeral_storage=workers.ephemeral_storage,
             )
             # Environments are code of the user's, models that score are not.
@@ -226,7 +226,9 @@ class RoleMaker:
             ray_cpus=cores,
             memory=asked.memory or memory,
             accelerators=accelerators if asked.accelerators is None else asked.accelerators,
-            ephemeral_storage=asked.ephemeral_storage or pool.ephemeral_storage or self._disk(name),
+            ephemeral_storage=asked.ephemeral_storage
+            or pool.ephemeral_storage
+            or self._disk(name, asked.accelerators),
             cpu_limit=str(cores * settings.cpu_burst),
             # The smaller one, where the run has brought its own.
             trainer_image=image if self.image is None else images.cpu or settings.image_cpu,
@@ -234,8 +236,8 @@ class RoleMaker:
             code=code,
         )
 
-    def _disk(self, name: str) -> str:
-        """The head handles checkpoints of the models that others have accelerators for; task workers do not."""
+    def _disk(self, name: str, accelerators: int | None) -> str:
+        """The head handles checkpoints of the models that others have accelerators for; task workers without any do not."""
         large = any(some[0].accelerator is not None for some in self.pools.values())
         disk = self.settings.accelerator_ephemeral_storage if large else self.settings.ephemeral_storage
-        return min(disk, _WORKER_DISKS.get(name, disk), key=amount)
+        return disk if accelerators else min(disk, _WORKER_DISKS.get(name, disk), key=amount)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from rl_api import RunSpec
 from rl_api.errors import InvalidConfig, PlacementError
-from rl_trainer.placement.bundles import bundles
+from rl_trainer.placement.bundles import bundles, check_workers
 from rl_trainer.placement.groups import WHOLE_PLACE, Bundle, Reservation
 from rl_trainer.placement.places import Elasticity, Placement
 from rl_trainer.run.supported import check_supported
@@ -41,6 +42,61 @@ def test_reward_models_have_bundles_of_their_own():
     found = bundles(spec(task=task), marked=("head", "learner", "sampler", "reward-model"))
     own = {"role": "reward-model", "share": WHOLE_PLACE}
     assert found[1:3] == [Bundle(f"reward model {n}", 2.5, **own) for n in (0, 1)]
+
+
+def judged(accelerators: int = 1, replicas: int = 2, **parts: Any) -> RunSpec:
+    model = {"source": "org/judge", "replicas": replicas, "accelerators": accelerators}
+    task = {"environment": "reasoning-gym", "name": "chain_sum", "rewards": [{"rule": "model"}]}
+    return spec(task=task | {"rewardModel": model}, **parts)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "accelerators", "learner", "sampler"), [(4, 1, 1, 1), (3, 1, 1, 0), (3, 0, 1, 1), (2, 0, 1, 1)]
+)
+def test_reward_models_have_the_gpus_that_they_ask_for(
+    gpus: int, accelerators: int, learner: float, sampler: float
+):
+    told: list[str] = []
+    found = {b.name: b.gpus for b in bundles(judged(accelerators), gpus, warn=told.append)}
+    assert found["reward model 0"] == found["reward model 1"] == accelerators
+    assert (found["learner 0"], found["sampler 0"]) == (learner, sampler)
+    assert len(told) == (not sampler)
+
+
+def test_learners_that_reward_models_leave_no_gpu_are_told_of():
+    sentence = (
+        "placement: 1 learner needs a GPU, and found 0 beside 2 of reward models; add GPUs, or set "
+        "task.rewardModel.accelerators to 0"
+    )
+    with pytest.raises(PlacementError, match=f"^{sentence}$"):
+        bundles(judged(), 2)
+    cores = {"resources": {"accelerators": 0}}
+    assert {b.name: b.gpus for b in bundles(judged(learner=cores), 2)}["learner 0"] == 0
+    own = {"learner": 1.0, "sampler": 0.0, "reward-model": 2.0}
+    assert {b.name: b.gpus for b in bundles(judged(), 3, own, gpus_of=own)}["learner 0"] == 1
+
+
+@pytest.mark.parametrize(
+    ("replicas", "gpus", "marked", "own", "found"),
+    [
+        (1, 0.0, (), {}, "1 reward model needs a GPU (task.rewardModel.accelerators), and found 0; add GPUs, or set "),
+        (2, 1.0, (), {}, "2 reward models need a GPU each (task.rewardModel.accelerators), and found 1; "),
+        (2, 8.0, ("head", "reward-model"), {"reward-model": 1.0}, "2 reward models need a GPU each "),
+        (2, 2.0, (), {}, ""),
+        (2, 0.0, ("head",), {}, ""),
+        (2, 2.0, ("head", "reward-model"), {"reward-model": 2.0}, ""),
+    ],
+)  # fmt: skip
+def test_a_run_does_not_begin_without_the_gpus_of_its_reward_models(
+    replicas: int, gpus: float, marked: tuple[str, ...], own: dict[str, float], found: str
+):
+    """Marked nodes that are not there yet may come: Ray waits for them."""
+    if not found:
+        check_workers(judged(replicas=replicas), gpus, marked, own)
+        return
+    with pytest.raises(PlacementError, match=re.escape(f"placement: {found}")):
+        check_workers(judged(replicas=replicas), gpus, marked, own)
+    check_workers(judged(0, replicas), gpus, marked, own)
 
 
 def test_simulators_have_nodes_of_their_own_where_nodes_are_marked():

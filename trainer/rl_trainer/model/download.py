@@ -121,11 +121,11 @@ def download_from_hub(source: str, revision: str | None, tell: Tell, where: str 
     )
 
 
-def config_from_hub(source: str, revision: str | None) -> Path:
+def config_from_hub(source: str, revision: str | None, where: str = FIELD) -> Path:
     """The `config.json` of a hub model alone, downloaded or found in the hub's cache; errors as of `download_from_hub`."""
     from huggingface_hub import hf_hub_download
 
-    return _asked(source, revision, lambda: hf_hub_download(source, "config.json", revision=revision), FIELD)
+    return _asked(source, revision, lambda: hf_hub_download(source, "config.json", revision=revision), where)
 
 
 def _asked(source: str, revision: str | None, ask: Callable[[], str], where: str) -> Path:

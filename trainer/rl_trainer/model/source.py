@@ -49,13 +49,15 @@ def checked_sizes(tiny: TinyModelSpec) -> dict[str, Any]:
     return sizes
 
 
-def source_config(model: ModelSpec) -> dict[str, Any]:
+def source_config(model: ModelSpec, where: str = FIELD) -> dict[str, Any]:
     """Contents of the `config.json` of a model; of its weights nothing is read, and of a remote one nothing is kept.
+
+    `where` names the field that holds its source, and begins the sentences about it.
 
     Raises:
         ModelError: it is not there, or is no JSON object; ModelUnavailable where hub or object store do not answer.
     """
-    place = place_of(model.source)
+    place = place_of(model.source, where)
     if place == "preset":
         tiny = model.tiny or TinyModelSpec()
         checked_sizes(tiny)
@@ -63,24 +65,24 @@ def source_config(model: ModelSpec) -> dict[str, Any]:
     if place == "folder":
         return read_json(Path(model.source).expanduser() / "config.json")
     if place == "remote":
-        return _remote_config(model.source)
+        return _remote_config(model.source, where)
     from rl_trainer.model.download import config_from_hub
 
-    return read_json(config_from_hub(model.source, model.revision))
+    return read_json(config_from_hub(model.source, model.revision, where))
 
 
-def _remote_config(source: str) -> dict[str, Any]:
-    folder, what = RemoteFolder(source, stalled=_STALLED_SECONDS), f"{FIELD}{source} cannot be read"
+def _remote_config(source: str, where: str) -> dict[str, Any]:
+    folder, what = RemoteFolder(source, stalled=_STALLED_SECONDS), f"{where}{source} cannot be read"
     try:
         content = folder.within(what, lambda: folder.read("config.json"))
     except Unavailable as error:
         raise ModelUnavailable(str(error)) from None
     if content is None:
-        raise ModelError(f"{FIELD}the folder at {source} has no config.json")
+        raise ModelError(f"{where}the folder at {source} has no config.json")
     try:
         raw = json.loads(content)
     except ValueError as error:
-        raise ModelError(f"{FIELD}config.json at {source} is not valid JSON ({error})") from None
+        raise ModelError(f"{where}config.json at {source} is not valid JSON ({error})") from None
     if not isinstance(raw, dict):
-        raise ModelError(f"{FIELD}config.json at {source} holds no JSON object")
+        raise ModelError(f"{where}config.json at {source} holds no JSON object")
     return raw

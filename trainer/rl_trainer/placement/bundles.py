@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rl_api import RunSpec
 from rl_api.errors import PlacementError
-from rl_api.task import role_of
+from rl_api.task import WORKERS, role_of
 from rl_trainer.placement.groups import ROLE_SHARE, WHOLE_PLACE, Bundle
 
 
@@ -24,9 +24,10 @@ def bundles(
 
     Args:
         spec: the run.
-        gpus: GPUs that the Ray cluster has. One each for learner processes, unless `learner.resources.accelerators` is 0,
-            then for each sampler as many as it has parts, where there are enough for all of them and
-            `sampler.resources.accelerators` does not say otherwise. Where there is none, CPUs do, with a core for each part.
+        gpus: GPUs that the Ray cluster has. As many for workers of the task as these ask for, see `check_workers`; one each
+            for learner processes, unless `learner.resources.accelerators` is 0, then for each sampler as many as it has
+            parts, where there are enough for all of them and `sampler.resources.accelerators` does not say otherwise. Where
+            there is none, CPUs do, with a core for each part.
         marked: roles (head, learner, sampler, those of workers of the task) that have nodes of their own in the Ray cluster,
             each marked by a custom resource of that name. Where the head has one, the others get them too, if only later.
         samplers: how many; None: `sampler.replicas`.
@@ -34,7 +35,7 @@ def bundles(
         warn: told, in a sentence, where samplers get no GPU because there are too few.
 
     Raises:
-        PlacementError: there are GPUs, but too few for all learners.
+        PlacementError: there are GPUs, but too few for all learners beside workers of the task.
     """
 
     def mark(role: str) -> str | None:
@@ -46,17 +47,22 @@ def bundles(
     alone = samplers - shared
     resources = spec.sampler.resources
     own = gpus_of or {}
-    for_learners = own.get("learner", gpus)
+    there, of_workers = own.get("learner", gpus), _gpus_of_workers(spec)
+    free = max(0.0, gpus - of_workers)
+    for_learners = own.get("learner", free)
     asked = spec.learner.resources
-    learner_gpus = 1.0 if for_learners else 0.0
+    learner_gpus = 1.0 if there else 0.0
     if asked is not None and asked.accelerators is not None:
         learner_gpus = float(asked.accelerators > 0)
-    if 0 < for_learners < learners * learner_gpus:
+    if there and for_learners < learners * learner_gpus:
+        beside = f" beside {of_workers} of reward models" if for_learners < there else ""
+        instead = "hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs"
         raise PlacementError(
-            f"placement: {learners} learners need a GPU each, and found {for_learners:g}; "
-            f"{_fewer_learners(spec, int(for_learners))}add GPUs, or hide them (CUDA_VISIBLE_DEVICES=) to train on CPUs"
+            f"placement: {_each_a_gpu(learners, 'learner')}, and found {for_learners:g}{beside}; "
+            f"{_fewer_learners(spec, int(for_learners))}add GPUs, or "
+            f"{'set task.rewardModel.accelerators to 0' if beside else instead}"
         )
-    for_samplers = own.get("sampler", gpus - learners * learner_gpus)
+    for_samplers = own.get("sampler", free - learners * learner_gpus)
     pods, each, per_pod = spec.sampler.pods_per_replica, spec.sampler.devices, spec.sampler.devices_per_pod
     sampler_gpus = float(per_pod) if for_samplers >= alone * each else 0.0
     if resources is not None and resources.accelerators is not None:
@@ -98,10 +104,39 @@ def bundles(
     ]
 
 
+def check_workers(spec: RunSpec, gpus: float, marked: Container[str], gpus_of: Mapping[str, float]) -> None:
+    """Raises PlacementError where workers of the task ask for GPUs that are not there; for arguments see `bundles`. On nodes
+    of their own that are still to come it is Ray that waits for them."""
+    for kind, workers in spec.task.workers.items():
+        role = role_of(kind)
+        if role not in gpus_of and (role in marked or "head" in marked):
+            continue
+        found, wanted = gpus_of.get(role, gpus), workers.replicas * workers.accelerators
+        if found < wanted:
+            raise PlacementError(
+                f"placement: {_each_a_gpu(wanted, kind)} (task.{WORKERS[kind]}.accelerators), and found {found:g}; add "
+                f"GPUs, or set task.{WORKERS[kind]}.accelerators to 0"
+            )
+
+
+def _gpus_of_workers(spec: RunSpec) -> int:
+    return sum(one.replicas * one.accelerators for one in spec.task.workers.values())
+
+
+def _each_a_gpu(count: int, noun: str) -> str:
+    return f"{count} {noun}s need a GPU each" if count > 1 else f"1 {noun} needs a GPU"
+
+
 def _beside(spec: RunSpec, mark: Callable[[str], str | None]) -> list[Bundle]:
     """Workers for the task: on a cluster each on a node of its own."""
     return [
-        Bundle(f"{kind} {rank}", workers.cpu, role=role, share=ROLE_SHARE if role is None else WHOLE_PLACE)
+        Bundle(
+            f"{kind} {rank}",
+            workers.cpu,
+            float(workers.accelerators),
+            role,
+            ROLE_SHARE if role is None else WHOLE_PLACE,
+        )
         for kind, workers in spec.task.workers.items()
         for role in [mark(role_of(kind))]
         for rank in range(workers.replicas)

@@ -6,6 +6,7 @@ import faulthandler
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import ray
 import torch
 
 from rl_api.errors import RLTrainError
@@ -16,13 +17,14 @@ from rl_trainer.tasks.scoring import Completion
 
 
 class RewardModelActor:
-    """One worker with the model that scores, which it opens from `folder`."""
+    """One worker with the model that scores, which it opens from `folder`: on its GPU, if it has one."""
 
     def __init__(self, spec: RewardModelSpec, folder: SharedFolder) -> None:
         torch.set_num_threads(max(1, int(spec.cpu)))
+        device = "cuda" if ray.get_gpu_ids() else "cpu"
         try:
             with folder.opened() as path:
-                self._model: RewardModel | RLTrainError = RewardModel(path, spec)
+                self._model: RewardModel | RLTrainError = RewardModel(path, spec, device)
         except RLTrainError as error:  # for `ready`: what fails in here is started again and again
             self._model = error
         self._limit = spec.timeout.seconds

@@ -8,7 +8,7 @@ import secrets
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -33,20 +33,21 @@ ANSWERS: Final = ("Yes", "No")
 
 
 class RewardModel:
-    """The model of `folder` in fp32 on CPU cores: deterministic, and a value does not depend on what else is scored.
+    """The model of `folder` in fp32: deterministic on CPU cores, and a value does not depend on what else is scored.
 
     Args:
         folder: a Hugging Face folder; no code of it is run.
         spec: `task.rewardModel`.
+        device: where it computes, `cpu` or `cuda`.
 
     Raises:
-        ModelError: it cannot be opened, is no model of this kind, or an answer is not one token of it.
+        ModelError: it cannot be opened on the device, is no model of this kind, or an answer is not one token of it.
     """
 
-    def __init__(self, folder: Path, spec: RewardModelSpec) -> None:
-        self._spec = spec
+    def __init__(self, folder: Path, spec: RewardModelSpec, device: str = "cpu") -> None:
+        self._spec, self._device = spec, device
         self._tokenizer = load_tokenizer(folder)
-        self._model = _opened(folder, spec.kind)
+        self._model = _opened(folder, spec.kind, device)
         config = self._model.config
         self._context = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30)
         # Classifiers of causal families read the last token that is not this one. Without it they take one text at a time.
@@ -62,7 +63,10 @@ class RewardModel:
 
     def passes(self, completions: Sequence[Completion]) -> Iterator[dict[int, float | str]]:
         """The value of each completion, by its place, as it is found: first why some have none (the text is too long), then
-        what each forward pass gives, which is no value where it is no finite number."""
+        what each forward pass gives, which is no value where it is no finite number.
+
+        Raises ModelError: its GPU has no room for a pass.
+        """
         found: dict[int, float | str] = {}
         rows: list[tuple[int, list[int]]] = []
         for place, completion in enumerate(completions):
@@ -80,7 +84,14 @@ class RewardModel:
         size = 1 if self._pad is None else self._spec.batch_size
         for begin in range(0, len(rows), size):
             batch = rows[begin : begin + size]
-            logits = self._logits([tokens for _, tokens in batch])
+            try:
+                logits = self._logits([tokens for _, tokens in batch])
+            except torch.OutOfMemoryError:
+                longest = len(batch[-1][1])
+                raise ModelError(
+                    f"task.rewardModel: its GPU has no room for a pass of {len(batch)} texts of up to {longest} tokens; "
+                    "lower task.rewardModel.batchSize"
+                ) from None
             yield {place: self._value(logit) for (place, _), logit in zip(batch, logits, strict=True)}
 
     def tokens(self, completion: Completion) -> list[int]:
@@ -109,17 +120,19 @@ class RewardModel:
         """One number per row of token ids: padding stands on the right, where no token before it sees it."""
         longest = max(map(len, rows))
         fill = self._pad or 0
-        ids = torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        ids = torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows], device=self._device)
+        mask = torch.tensor(
+            [[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=self._device
+        )
         if self._spec.kind == "classifier":
             logits = self._model(input_ids=ids, attention_mask=mask).logits
-            return [float(one) for one in logits.float().squeeze(-1)]
+            return cast(list[float], logits.float().squeeze(-1).tolist())
         # The vocabulary is large: its logits are made only at places where some row ends.
         ends, of_row = torch.unique(mask.sum(1) - 1, return_inverse=True)
-        logits = self._model(input_ids=ids, attention_mask=mask, logits_to_keep=ends, use_cache=False).logits
-        last = logits[torch.arange(len(rows)), of_row].float()
+        logits = self._model(input_ids=ids, attention_mask=mask, logits_to_keep=ends).logits
+        last = logits[torch.arange(len(rows), device=self._device), of_row].float()
         right, wrong = self._answers
-        return [float(one) for one in last[:, right] - last[:, wrong]]
+        return cast(list[float], (last[:, right] - last[:, wrong]).tolist())
 
     def _value(self, logit: float) -> float | str:
         if not math.isfinite(logit):
@@ -149,7 +162,7 @@ class _Filled(string.Formatter):
         return self._tokenizer.quoted("".join(parts), list(zip(ends[::2], ends[1::2], strict=False)))
 
 
-def _opened(folder: Path, kind: str) -> Any:
+def _opened(folder: Path, kind: str, device: str) -> Any:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -164,14 +177,17 @@ def _opened(folder: Path, kind: str) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            device_map={"": device},  # tensor by tensor: main memory holds no copy of what goes to a GPU
         )
     except Exception as error:  # every family raises its own kinds
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"task.rewardModel: no {kind} can be opened in {folder} ({why})") from None
+        where = f"{folder} on a GPU" if device == "cuda" else folder
+        raise ModelError(f"task.rewardModel: no {kind} can be opened in {where} ({why})") from None
     if missing := sorted(told["missing_keys"]):
         raise ModelError(
             f"task.rewardModel: {folder} holds no {missing[0]}, so it is no {kind}; see task.rewardModel.kind"
         )
+    model.config.get_text_config().use_cache = False  # nothing is decoded that would need keys and values
     return model.eval()
 
 

@@ -29,7 +29,7 @@ from rl_trainer.tasks.killable import KillableProcess, Target
 from rl_trainer.tasks.process import START_SECONDS
 from rl_trainer.tasks.scoring import Completion, Scorer
 
-# For a worker to import what it is to run, besides reading it.
+# For a worker to import what it is to run, besides reading it; longer where its node may take longer to come.
 READY_SECONDS = 600.0
 # For Ray to notice that a worker has ended itself.
 NOTICE_SECONDS = 60.0
@@ -106,10 +106,11 @@ class _Worker:
 
 
 class WorkerTarget:
-    """A simulator as a sampler calls it, from one thread. `patience`: seconds for what others have asked before."""
+    """A simulator as a sampler calls it, from one thread. `patience`: seconds for what others have asked before; `loading`:
+    for it to load its environment."""
 
-    def __init__(self, actor: Any, name: str, patience: float) -> None:
-        self._worker = _Worker(actor, name, LOADING_ENVIRONMENT, READY_SECONDS)
+    def __init__(self, actor: Any, name: str, patience: float, loading: float = READY_SECONDS) -> None:
+        self._worker = _Worker(actor, name, LOADING_ENVIRONMENT, loading)
         self._patience = patience
         self._life: str | None = None
         self._lost = False
@@ -206,11 +207,14 @@ class WorkerScorer:
 
 @dataclass(frozen=True)
 class TaskWorkers:
-    """The workers of a run. Whoever has this can ask them; they end with the run's driver."""
+    """The workers of a run. Whoever has this can ask them; they end with the run's driver. `opened`: by reward models, also
+    by those that are started again. `ready_seconds`: for one to be there, besides what it reads, also where it was lost: its
+    pod may have to be placed first."""
 
     simulators: tuple[Any, ...] = ()
     reward_models: tuple[Any, ...] = ()
-    opened: SharedFolder | None = None  # by reward models, also by those that are started again
+    opened: SharedFolder | None = None
+    ready_seconds: float = READY_SECONDS
 
     @classmethod
     def launch(
@@ -235,19 +239,20 @@ class TaskWorkers:
             # By name: the driver has no torch.
             start(named_class("rl_trainer.rollout.reward_actor", "RewardModelActor"), *judged),
             reward_model,
+            max(READY_SECONDS, spec.placement.timeout.seconds),
         )
 
     def wait_ready(self) -> None:
         """Returns when they have loaded what they run. Raises as `answer` does, and ModelError."""
         for rank, actor in enumerate(self.simulators):
-            answer(actor.ready.remote(), f"simulator {rank}", LOADING_ENVIRONMENT, READY_SECONDS)
+            answer(actor.ready.remote(), f"simulator {rank}", LOADING_ENVIRONMENT, self.ready_seconds)
         for rank, actor in enumerate(self.reward_models):
             answer(actor.ready.remote(), f"reward model {rank}", LOADING_MODEL, self.loading_seconds)
 
     @property
     def loading_seconds(self) -> float:
         """Deadline for a worker to load the model that scores."""
-        return READY_SECONDS + (0 if self.opened is None else self.opened.size) / READ_RATE
+        return self.ready_seconds + (0 if self.opened is None else self.opened.size) / READ_RATE
 
     def scorers(self, spec: RunSpec) -> list[Scorer]:
         """The models that score, as one sampler calls them."""
@@ -266,5 +271,6 @@ class TaskWorkers:
             return []
         patience = simulators.timeout.seconds * spec.sampler.replicas
         return [
-            WorkerTarget(actor, f"simulator {rank}", patience) for rank, actor in enumerate(self.simulators)
+            WorkerTarget(actor, f"simulator {rank}", patience, self.ready_seconds)
+            for rank, actor in enumerate(self.simulators)
         ]

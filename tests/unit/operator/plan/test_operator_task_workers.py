@@ -32,6 +32,7 @@ from rl_operator.model.parse import parse_ray
 from rl_operator.model.seen import Container, QueuePriority
 from rl_operator.plan.effective import Effective, plan
 from rl_operator.plan.limits import needs_of
+from rl_operator.render.objects import run_objects
 from rl_operator.render.raycluster import ray_cluster
 from rl_operator.render.rayjob import ray_job
 from rl_operator.render.workload import run_workload
@@ -71,9 +72,12 @@ def test_they_are_counted_with_the_run() -> None:
 
 
 @pytest.mark.parametrize("render", [ray_job, ray_cluster])
-def test_what_an_attempt_takes_is_read_with_them(render: Any) -> None:
-    effective = make_plan(BOTH)
+@pytest.mark.parametrize("accelerators", [0, 1])
+def test_what_an_attempt_takes_is_read_with_them(accelerators: int, render: Any) -> None:
+    own = {"simulators": SIMULATORS, "rewardModel": JUDGE | {"accelerators": accelerators}}
+    effective = make_plan({"task": GAME | own}, PROFILE)
     ray = parse_ray(render(effective, 1))
+    assert needs_of(effective.roles).accelerators == 3 + 2 * accelerators
     assert ray.asked.with_samplers(ray.asked.most) == needs_of(effective.roles)
     assert (needs_of(effective.roles).task_workers, ray.groups) == (
         5,
@@ -167,6 +171,68 @@ def test_they_go_where_the_head_does_unless_they_name_pools() -> None:
     assert effective.role("reward-model").pools == effective.role("head").pools
 
 
+def test_a_model_that_scores_may_have_an_accelerator() -> None:
+    """Its pod is what a learner's or a sampler's would be that has one."""
+    effective = make_plan(judged(accelerators=1), PROFILE)
+    found = groups(effective)
+    group, learner = found["reward-model"], found["learner"]
+    assert group["rayStartParams"]["num-gpus"] == "1"
+    ray, other = container(group), container(learner)
+    for kind in ("requests", "limits"):
+        assert ray["resources"][kind]["nvidia.com/gpu"] == "1" == other["resources"][kind]["nvidia.com/gpu"]
+    assert (ray["image"], ray["env"]) == (other["image"], other["env"]), "no word that hides devices"
+    assert (ray["resources"]["requests"]["cpu"], ray["resources"]["requests"]["memory"]) == (
+        "2000m",
+        "2648Mi",
+    )
+    pod = group["template"]["spec"]
+    for field in ("nodeSelector", "tolerations"):
+        assert pod[field] == learner["template"]["spec"][field]
+    assert pod["nodeSelector"] == {"gpu": "h100"}
+    assert effective.role("reward-model").ephemeral_storage == effective.role("learner").ephemeral_storage
+    plain = make_plan(judged(), PROFILE)
+    assert plain.role("reward-model").ephemeral_storage == "20Gi"
+    assert container(groups(plain)["reward-model"])["image"] == container(found["head"])["image"]
+    assert effective.digest != plain.digest
+
+
+def test_a_queue_is_asked_for_their_accelerators() -> None:
+    sets = run_workload(make_plan(judged(accelerators=1), PROFILE), QueuePriority())["spec"]["podSets"]
+    own = next(one for one in sets if one["name"] == "reward-model")
+    (ray,) = own["template"]["spec"]["containers"]
+    assert (own["count"], ray["resources"]["requests"]["nvidia.com/gpu"]) == (2, "1")
+    assert own["template"]["spec"]["nodeSelector"] == {"gpu": "h100"}
+
+
+def test_one_claims_its_device_where_its_pool_has_a_class_of_them() -> None:
+    claimed = {"name": "claimed", "nodeSelector": {"gpu": "mig"}, "deviceClass": {"name": "mig.nvidia.com"}}
+    effective = make_plan(
+        judged(accelerators=1, pools=["claimed"]), make_profile(default=True, pools=[*GPU_POOLS, claimed])
+    )
+    group = groups(effective)["reward-model"]
+    ((claim,), ray) = (group["template"]["spec"]["resourceClaims"], container(group))
+    assert ray["resources"]["claims"] == [{"name": claim["name"]}]
+    assert set(ray["resources"]["limits"]) == {"cpu", "memory", "ephemeral-storage"}
+    (template,) = (one for one in run_objects(effective) if one["kind"] == "ResourceClaimTemplate")
+    (asked,) = template["spec"]["spec"]["devices"]["requests"]
+    assert (template["metadata"]["name"], asked["exactly"]["count"]) == (
+        claim["resourceClaimTemplateName"],
+        1,
+    )
+    assert group["rayStartParams"]["num-gpus"] == "1"
+
+
+def test_they_wait_for_accelerators_of_others_of_the_namespace() -> None:
+    limits = {"perNamespace": {"maxAccelerators": 6}}
+    profile = make_profile(default=True, pools=GPU_POOLS, limits=limits)
+    story = Story(judged(accelerators=1), profiles=[profile])
+    waiting = condition(story.settled(others=Others(Needs(accelerators=2))), "ClusterReady")
+    assert waiting is not None
+    assert waiting[1] == "NamespaceLimit"
+    assert "would have 7 accelerators with this one, allowed at once by profile shared: 6;" in waiting[2]
+    assert kinds(story.look(others=Others(Needs(accelerators=1))))[-1] == "RayJob"
+
+
 @pytest.mark.parametrize(
     ("spec", "changes", "sentence"),
     [
@@ -175,6 +241,26 @@ def test_they_go_where_the_head_does_unless_they_name_pools() -> None:
             judged(pools=["h100"]),
             {},
             "spec.task.rewardModel.pools: found pool h100 for pods of the reward-model that ask for no accelerator",
+        ),
+        (
+            judged(accelerators=1, pools=["cpu"]),
+            {},
+            "spec.task.rewardModel.accelerators: found 1, allowed: 0 on pool cpu, without accelerators",
+        ),
+        (
+            judged(accelerators=1) | {"learner": {"pools": ["cpu"]}, "sampler": {"pools": ["cpu"]}},
+            {"pools": [{"name": "cpu"}]},
+            "spec.task.rewardModel.accelerators: found 1, allowed: 0 on pool cpu, without accelerators",
+        ),
+        (
+            judged(accelerators=1),
+            {"limits": {"maxAccelerators": 4}},
+            "spec: found 5 accelerators (learner: 1 * 1, sampler: 2 * 1, reward-model: 2 * 1), allowed: at most 4, ",
+        ),
+        (
+            judged(accelerators=1, pools=["spot"]),
+            {"pools": [*GPU_POOLS[:2], GPU_POOLS[2] | {"limits": {"maxAccelerators": 1}}]},
+            "spec: found 2 accelerators of pool spot (reward-model: 2 * 1), allowed: at most 1, the limit of the pool",
         ),
         (
             {"task": GAME | {"simulators": SIMULATORS, "rewardModel": JUDGE}},
