@@ -16,16 +16,21 @@ import torch
 from scored import scored
 from train_here import train_here
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from two_nodes import in_a_process
 
 from rl_api import load_run
+from rl_api.errors import ModelError, PlacementError
 from rl_api.task import TaskSpec
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.model.presets import write_tiny
+from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.placement.places import place_run
 from rl_trainer.rollout.reward_model import RewardModel
 from rl_trainer.rollout.task_workers import SimulatorActor, TaskWorkers, WorkerScorer, WorkerTarget
 from rl_trainer.run.actors import Actors
+from rl_trainer.run.local_ray.processes import only_needed_processes, patient
 from rl_trainer.tasks import load_task
 from rl_trainer.tasks.answers import LostError
 from rl_trainer.tasks.scoring import Completion
@@ -139,6 +144,50 @@ def test_a_run_is_rewarded_by_a_model_whose_worker_is_killed(
     assert len(asked) == 4 * 8 * run.spec.algorithm.group_size
     wanted = [2 * float(scored(model, [one])[0]) for one in asked]
     assert [one.reward for _, one in trained] == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
+def test_a_run_whose_models_have_no_gpus_does_not_begin(tmp_path: Path, local_ray: None) -> None:
+    write_classifier(tmp_path / "judge")
+    changes = (
+        "task.rewards=[{rule: model}]",
+        f"task.rewardModel={{source: {tmp_path / 'judge'}, accelerators: 1, replicas: 1024}}",
+    )
+    run = load_run(EXAMPLES / "quickstart.yaml", changes)
+    wanted = r"^placement: 1024 reward models need a GPU each \(task\.rewardModel\.accelerators\), and found \d+; add GPUs"
+    with pytest.raises(PlacementError, match=wanted):
+        train_here(run, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def score_where_ray_has_a_gpu(folder: Path) -> None:
+    changes = (
+        "task.rewards=[{rule: model}]",
+        f"task.rewardModel={{source: {folder}, accelerators: 1, cpu: 0.5}}",
+        "learner.resources={accelerators: 0}",
+    )
+    spec = load_run(EXAMPLES / "quickstart.yaml", changes).spec
+    with patient(), only_needed_processes():
+        ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    placement = place_run(spec, print)
+    workers = TaskWorkers.launch(spec, placement.reservation, None, share_folder(folder))
+    (actor,) = workers.reward_models
+    asked = actor.__ray_call__.remote(lambda _: ray.get_gpu_ids())
+    assert len(ray.get(asked, timeout=120)) == 1, "the worker has it, and no other actor of the run"
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelError, match=r"no classifier can be opened in .* on a GPU"):
+            workers.wait_ready()
+        return
+    workers.wait_ready()
+    assert all(
+        isinstance(value, float)
+        for value in workers.scorers(spec)[0].score([Completion(0, "q", None, "", "a")])
+    )
+
+
+def test_a_model_is_where_ray_has_a_gpu_for_it(tmp_path: Path) -> None:
+    """On a machine without one, where Ray believes in one, its worker says so."""
+    write_classifier(tmp_path / "judge")
+    in_a_process(score_where_ray_has_a_gpu, tmp_path / "judge")
 
 
 def test_a_reward_model_that_hangs_is_replaced(tmp_path: Path, local_ray: None) -> None:
