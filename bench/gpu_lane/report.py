@@ -18,6 +18,7 @@ TITLES = {
     "engine": "Engines",
     "divided": "Engines over several devices",
     "agreement": "Agreement of engine and learner",
+    "scoring": "Models that score",
     "kernels": "Kernels",
     "loop": "Runs",
     "peer": "TRL",

@@ -59,7 +59,18 @@ def numbers(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
 def test_every_stage_has_rows_of_numbers(whole: tuple[Path, dict[str, Any], str]) -> None:
     _, found, printed = whole
     assert found["passed"]
-    stages = ["shapes", "machine", "learner", "engine", "divided", "agreement", "kernels", "loop", "peer"]
+    stages = [
+        "shapes",
+        "machine",
+        "learner",
+        "engine",
+        "divided",
+        "agreement",
+        "scoring",
+        "kernels",
+        "loop",
+        "peer",
+    ]
     assert list(found["results"]) == [f"{stage} tiny" for stage in stages]
     for stage in stages[:-1]:
         assert all(math.isfinite(value) for row in rows(found, stage) for _, value in numbers(row)), stage
@@ -88,6 +99,10 @@ def test_every_stage_has_rows_of_numbers(whole: tuple[Path, dict[str, Any], str]
     assert list(runs) == ["in turns", "rltrain run"]
     assert all(row["completion tok/s"] > 0 for row in runs.values())
 
+    scoring = rows(found, "scoring")
+    assert [row["texts at once"] for row in scoring] == [1, 16]
+    assert all(row["texts/s"] > 0 < row["planned, GB"] for row in scoring)
+
     kernels = {(row["kernel"], row["way"]) for row in rows(found, "kernels")}
     assert kernels >= {
         ("attention", "ours (sdpa, torch's choice)"),
@@ -105,6 +120,10 @@ def test_what_must_agree_does(whole: tuple[Path, dict[str, Any], str]) -> None:
     assert [check["name"] for check in checks if not check["passed"]] == []
     names = " ".join(check["name"] for check in checks)
     assert "fsdp2 over 2 against all weights, whole, first gradient norm" in names
+    scoring = [check["name"] for check in found["results"]["scoring tiny"]["checks"]]
+    assert scoring == [
+        f"{count} texts at once, {what}" for count in (1, 16) for what in ("|d| from cores", "spread / |d|")
+    ]
     agreement = rows(found, "agreement")
     states = [
         "at the start",
@@ -132,6 +151,7 @@ def test_what_cannot_run_here_says_why_in_json_and_in_markdown(
         "Learner",
         "Engines",
         "Agreement of engine and learner",
+        "Models that score",
         "Kernels",
         "Runs",
     ):

@@ -105,6 +105,15 @@ _OF_SAMPLERS = (
     ("a block of 16 tokens", "16 x 2 x (L / stages) x (key heads / tensor-parallel size) x head size x w"),
 )
 
+_OF_SCORING = (
+    ("weights", "4 P; of a classifier P without an output head of its own, and H for its row"),
+    (
+        "forward pass",
+        "4 b t (5 H + max(3 q + 3 kv, 3 I)) and 5 b t^2, the mask of attention; of a judge 4 b (b + 1) V, logits where "
+        "texts end; where the feed-forward layer has no gate 5 I",
+    ),
+)
+
 _END = """\
 ## Seconds of a step
 
@@ -133,7 +142,8 @@ times apart, a sentence says so; where a server decodes (`sampler.engine: endpoi
 - Samples, and what Ray's object store holds, which are in main memory.
 - How torch rounds blocks of pinned memory up, to powers of two: offloaded moments can take up to twice as much.
 - Seconds, but for [those scaled from another run's](#seconds-of-a-step). Nothing on this page is measured on GPUs yet:
-  activations of a layer are held against what autograd keeps on a CPU, and parameter counts against the library's models
+  activations of a layer are held against what autograd keeps on a CPU, a reward model's forward pass against what the
+  library's tensors take there, and parameter counts against the library's models
   (`tests/unit/api/sizes`); on CPUs `make bench-memory` holds whole learners against it, see
   [bench/README.md](../bench/README.md#what-was-seen).
 """
@@ -181,7 +191,13 @@ def _formulas() -> str:
         "(`checkpoint.asynchronous`; on a cluster only if that is `always`), that much is in main memory, "
         "divided by the ranks."
     )
-    return f"## Formulas\n\n{_paragraph(_LETTERS)}\n{learners}\n{samplers}\n{end}"
+    scoring = _table(("of a reward model's device", "bytes"), iter(_OF_SCORING))
+    texts = _paragraph(
+        "Of a reward model (`task.rewardModel`) b are the texts of a pass (`batchSize`), and t the tokens of each: those of "
+        "a sampler's sequence, or as many as the model reads. It computes in float32 and keeps no keys and values; "
+        "libraries take what they take of a learner's device."
+    )
+    return f"## Formulas\n\n{_paragraph(_LETTERS)}\n{learners}\n{samplers}\n{scoring}\n{texts}\n{end}"
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:

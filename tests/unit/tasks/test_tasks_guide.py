@@ -74,7 +74,7 @@ def load_and_score(folder, fields):
 
 
 def test_all_examples_were_found():
-    assert len(TASKS) == 16
+    assert len(TASKS) == 17
 
 
 def test_the_players_of_the_guessing_game(folder):
