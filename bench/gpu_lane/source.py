@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -149,6 +149,10 @@ class _Blocks:
 
     def get(self, handles: Sequence[Any], timeout: float) -> list[Any]:
         return list(handles)
+
+    def check(self, handles: Sequence[Any], blocks: Sequence[Any], check: Callable[[Any], None]) -> None:
+        for block in blocks:
+            check(block)
 
 
 def _serve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -27,3 +27,7 @@ class KeptBlocks:
         if any(handle not in self.blocks for handle in handles):
             raise TimeoutError(f"{handles}, {timeout} s")
         return [self.blocks[handle] for handle in handles]
+
+    def check(self, handles: Sequence[int], blocks: Sequence[Any], check: Callable[[Any], None]) -> None:
+        for _, block in zip(handles, blocks, strict=True):
+            check(block)

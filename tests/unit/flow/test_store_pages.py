@@ -13,7 +13,13 @@ import pytest
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from rl_trainer.flow import ray_store, store_pages
-from rl_trainer.flow.store_pages import forget_store_pages, recall_store_pages, shared_bytes, store_mappings
+from rl_trainer.flow.store_pages import (
+    forget_store_pages,
+    places_in_store,
+    recall_store_pages,
+    shared_bytes,
+    store_mappings,
+)
 
 SIZE = 8 << 20
 
@@ -29,6 +35,7 @@ def resident(start: int) -> int:
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has looked yet where the store is."""
     monkeypatch.setattr(store_pages, "_in_memory", [])
+    monkeypatch.setattr(store_pages, "_stores", {})
 
 
 def test_shared_mappings_of_a_store_and_no_others():
@@ -88,6 +95,24 @@ def test_forgotten_pages_are_recalled_with_their_content():
             assert wanted <= found <= wanted + 64, "the kernel may have some of its neighbours"
             assert shared[:] == b"a" * SIZE
     recall_store_pages(start, SIZE)  # where nothing is any more
+
+
+def test_a_place_in_a_store_has_one_name_however_it_is_mapped(tmp_path: Path):
+    none, half = tmp_path / "none", SIZE // 2
+    with NamedTemporaryFile(prefix="plasma", dir="/dev/shm") as file:
+        file.truncate(SIZE)
+        whole = np.frombuffer(mmap.mmap(file.fileno(), SIZE), np.uint8)
+        arrays = [whole[half:], whole[half : half + 9], whole[half + 9 :]]
+        assert places_in_store(arrays, none) == [None] * 3
+        found = places_in_store([*arrays, np.zeros(9, np.uint8)])
+        assert len(set(found)) == 4 and found[3] is None
+        assert places_in_store(arrays, none) == found[:3], "the list of mappings is read once"
+        again = np.frombuffer(mmap.mmap(file.fileno(), half, offset=half), np.uint8)
+        assert places_in_store([again, again[:9], again[9:]]) == found[:3], "and where there is something new"
+    with (tmp_path / "plasmaTest").open("w+b") as disk:
+        disk.truncate(SIZE)
+        array = np.frombuffer(mmap.mmap(disk.fileno(), SIZE), np.uint8)
+        assert places_in_store([array]) == [None], "not in memory"
 
 
 def test_the_place_is_recalled_that_came_next_the_last_time(monkeypatch: pytest.MonkeyPatch):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from kept_blocks import KeptBlocks
 
 from rl_api.errors import DeadlineExceeded, ModelError
+from rl_api.roles import Transport
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.create import create_receiver
@@ -98,3 +100,38 @@ def test_what_does_not_arrive_or_is_damaged_is_named():
     store.blocks[0] = replace(one, checksum=one.checksum ^ 1)
     with pytest.raises(ModelError, match="weights of version 4, block 1 of 1: checksum"):
         receiver.receive(published, 60.0)
+
+
+class Believed(KeptBlocks):
+    """Has been told by others that one of its blocks is right."""
+
+    def __init__(self, right: int) -> None:
+        super().__init__()
+        self.right = right
+        self.asked: list[list[int]] = []
+
+    def check(self, handles: Sequence[int], blocks: Sequence[Any], check: Callable[[Any], None]) -> None:
+        self.asked.append([one.number for one in blocks])
+        for handle, block in zip(handles, blocks, strict=True):
+            if handle != self.right:
+                check(block)
+
+
+@pytest.mark.parametrize("transport", ["objectStore", "auto", "collective"])
+def test_the_store_says_which_blocks_need_no_check(transport: Transport):
+    store = Believed(1)
+    published = StorePublisher(store, 0, limit=4096).publish(offer(), 4)
+    assert published is not None
+    receiver = create_receiver(transport, store, place="here")
+    for number, block in list(store.blocks.items()):
+        store.blocks[number] = replace(block, checksum=block.checksum ^ 1)
+        if number == store.right:
+            assert torch.equal(receiver.receive(published, 1.0)["half"], TENSORS["half"])
+        else:
+            with pytest.raises(ModelError, match=f"version 4, block {number + 1} of 2: checksum"):
+                receiver.receive(published, 1.0)
+        store.blocks[number] = block
+    assert store.asked == [[0, 1]] * 2
+    with pytest.raises(ModelError, match="expected block 1 of 2, found 2 of 2"):
+        receiver.receive(replace(published, blocks=published.blocks[::-1]), 1.0)
+    assert len(store.asked) == 2, "blocks in another order are not of a version, whoever has seen them"

@@ -1,15 +1,18 @@
-"""Ray's object store behind two functions, for those who know no Ray."""
+"""Ray's object store behind three functions, for those who know no Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages, recall_store_pages
+from rl_trainer.flow.node_checks import Wanted, check_once, mark_of
+from rl_trainer.flow.shared_marks import marks_of
+from rl_trainer.flow.store_pages import KEPT_BYTES, forget_store_pages, places_in_store, recall_store_pages
 
 # What this process has put is here already, and where it is only saves time.
 _AT_ONCE = 1.0
@@ -51,6 +54,17 @@ class RayStore:
             raise TimeoutError(f"{len(handles)} objects, {timeout:.0f} s") from None
         self.taken_bytes += sum(map(_bytes, found))
         return found
+
+    def check(
+        self, handles: Sequence[ray.ObjectRef[Any]], blocks: Sequence[Any], check: Callable[[Any], None]
+    ) -> None:
+        """See `Store.check`; what a mark of this node's says is believed (`node_checks.py`)."""
+        places = places_in_store([one.block for one in blocks])
+        wanted = [
+            Wanted(one.block, mark_of(handle.hex(), one.checksum, place), partial(check, one))
+            for handle, one, place in zip(handles, blocks, places, strict=True)
+        ]
+        check_once(wanted, marks_of(ray.get_runtime_context().get_node_id()))
 
 
 class _Places:

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ _STORE = "plasma"
 _MEMORY = " /dev/shm/"
 # Not empty: this process's store was found to be there, and the list of mappings need not be read for what may stay.
 _in_memory: list[bool] = []
+# Stores in memory that this process has mapped: beginning and end of each, and what the list of mappings says of it.
+_stores: dict[tuple[int, int], list[str]] = {}
 # Beginnings and ends of what is read all the time.
 _used: dict[int, tuple[int, int]] = {}
 _numbers = count()
@@ -67,6 +70,29 @@ def forget_store_pages(maps: Path = _MAPS, *, keep: int = 0) -> bool:
                 ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED
             )
     return not few
+
+
+def places_in_store(arrays: Sequence[npt.NDArray[Any]], maps: Path = _MAPS) -> list[str | None]:
+    """Where the bytes of each lie, by a name that all processes of the node have for it; None: not in a store in /dev/shm.
+
+    A process maps such a store once, and as a whole.
+    """
+    found = [_place(one) for one in arrays]
+    if None in found:
+        with suppress(OSError):
+            lines = [line for line in maps.read_text().splitlines() if _MEMORY in line]
+            _stores.clear()
+            _stores.update((mapping, line.split()) for line in lines for mapping in store_mappings([line]))
+        found = [_place(one) for one in arrays]
+    return found
+
+
+def _place(array: npt.NDArray[Any]) -> str | None:
+    start = int(array.ctypes.data)
+    for (first, last), (_, _, offset, device, number, *_) in _stores.items():
+        if first <= start and start + array.nbytes <= last:
+            return f"{device} {number} {int(offset, 16) + start - first} {array.nbytes}"
+    return None
 
 
 def _between(used: Sequence[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -19,6 +19,7 @@ import psutil  # type: ignore[import-untyped]
 
 from rl_api.errors import DeadlineExceeded, InvalidConfig, RLTrainError
 from rl_trainer.error_text import STOPPED_AT_ONCE, first_line
+from rl_trainer.flow.shared_marks import remove_marks
 from rl_trainer.run.local_ray.processes import (
     START_SECONDS,
     fork_server,
@@ -92,10 +93,13 @@ def ray_session(
     with quick_start(*forks):
         with _our_sigterm():
             url = _join(address, debug) if address else _start(cpus, debug, dashboard, leave)
+        node = "" if address else ray.get_runtime_context().get_node_id()
         try:
             yield RaySession(not address, f"http://{url}" if url else "")
         finally:
             ray.shutdown()
+            if node:
+                remove_marks(node)
 
 
 @contextmanager

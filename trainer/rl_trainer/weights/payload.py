@@ -255,8 +255,33 @@ def _pack(
     return WeightsBlock(version, number, blocks, array, index, checksum_of(array))
 
 
-def unpack_weights(blocks: Sequence[WeightsBlock], *, lent: bool = False) -> Tensors:
-    """The tensors of the blocks, which are all of one version. `lent`: see `lent_tensor`.
+def check_block(one: WeightsBlock) -> None:
+    """Raises ModelError where its bytes are not those that were sent."""
+    found = checksum_of(one.block)
+    if found != one.checksum:
+        raise ModelError(
+            f"weights of version {one.version}, block {one.number + 1} of {one.blocks}: checksum {found:#018x} found, "
+            f"{one.checksum:#018x} sent; the transfer damaged them, start the run again with --resume"
+        )
+
+
+def _check_all(blocks: Sequence[WeightsBlock]) -> None:
+    for one in blocks:
+        check_block(one)
+
+
+def unpack_weights(
+    blocks: Sequence[WeightsBlock],
+    *,
+    lent: bool = False,
+    check: Callable[[Sequence[WeightsBlock]], None] = _check_all,
+) -> Tensors:
+    """The tensors of the blocks, which are all of one version.
+
+    Args:
+        blocks: in order.
+        lent: see `lent_tensor`.
+        check: `check_block` of each, or of those of which nothing else says that they are right.
 
     Raises:
         ModelError: not the bytes that were sent, or not the blocks of one version.
@@ -270,16 +295,11 @@ def unpack_weights(blocks: Sequence[WeightsBlock], *, lent: bool = False) -> Ten
                 f"weights of version {version}: expected block {number + 1} of {count}, found {found}; "
                 "start the run again with --resume"
             )
+    check(blocks)
     return Tensors([_unpack(one) for one in blocks], lent=lent)
 
 
 def _unpack(one: WeightsBlock) -> dict[str, tuple[Place, Tensor]]:
-    found = checksum_of(one.block)
-    if found != one.checksum:
-        raise ModelError(
-            f"weights of version {one.version}, block {one.number + 1} of {one.blocks}: checksum {found:#018x} found, "
-            f"{one.checksum:#018x} sent; the transfer damaged them, start the run again with --resume"
-        )
     with warnings.catch_warnings():
         # The object store's memory is read-only; so is what we hand out.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")

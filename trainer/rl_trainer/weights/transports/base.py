@@ -63,6 +63,11 @@ class Store(Protocol):
         """The blocks, read-only. Raises TimeoutError when they are not there after `timeout` seconds."""
         ...
 
+    def check(self, handles: Sequence[Any], blocks: Sequence[Any], check: Callable[[Any], None]) -> None:
+        """Calls `check` with each of the blocks that `get` gave for the handles, but for those that others have found right
+        who have the same memory."""
+        ...
+
 
 Lends = Callable[[Sequence[npt.NDArray[np.uint8]]], bool]
 """Lends blocks of a version to an engine that computes with them where they lie; whether the store has room for that."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.weights.gathered import GatheredBlock, gather_weights
-from rl_trainer.weights.payload import BLOCK_BYTES, Rooms, unpack_weights
+from rl_trainer.weights.payload import BLOCK_BYTES, Rooms, check_block, unpack_weights
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.base import Lends, Offer, Store, never
 from rl_trainer.weights.transports.publication import Publication
@@ -44,7 +45,8 @@ class StoreReceiver:
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
         """See `Receiver.receive`."""
         blocks = take_blocks(self._store, publication, self._place, timeout)
-        return unpack_weights(blocks, lent=self._lends([one.block for one in blocks]))
+        check = partial(self._store.check, publication.blocks, check=check_block)
+        return unpack_weights(blocks, lent=self._lends([one.block for one in blocks]), check=check)
 
 
 def put_blocks(store: Store, blocks: Iterator[GatheredBlock]) -> list[Any]:
