@@ -104,17 +104,14 @@ def bundles(
     ]
 
 
-def check_workers(spec: RunSpec, gpus: float, marked: Container[str], gpus_of: Mapping[str, float]) -> None:
-    """Raises PlacementError where workers of the task ask for GPUs that are not there; for arguments see `bundles`. On nodes
-    of their own that are still to come it is Ray that waits for them."""
+def check_workers(spec: RunSpec, gpus: float, marked: Container[str]) -> None:
+    """Raises PlacementError where workers of the task ask for GPUs that are not there; for arguments see `bundles`. Nodes of
+    their own may still come, one after the other: it is Ray that waits for them."""
     for kind, workers in spec.task.workers.items():
-        role = role_of(kind)
-        if role not in gpus_of and (role in marked or "head" in marked):
-            continue
-        found, wanted = gpus_of.get(role, gpus), workers.replicas * workers.accelerators
-        if found < wanted:
+        wanted = workers.replicas * workers.accelerators
+        if role_of(kind) not in marked and "head" not in marked and gpus < wanted:
             raise PlacementError(
-                f"placement: {_each_a_gpu(wanted, kind)} (task.{WORKERS[kind]}.accelerators), and found {found:g}; add "
+                f"placement: {_each_a_gpu(wanted, kind)} (task.{WORKERS[kind]}.accelerators), and found {gpus:g}; add "
                 f"GPUs, or set task.{WORKERS[kind]}.accelerators to 0"
             )
 

@@ -10,7 +10,6 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from rl_api import RunSpec
-from rl_api.task import WORKERS, role_of
 from rl_trainer.placement.bundles import bundles, check_workers, pod_of
 from rl_trainer.placement.groups import Bundle, Reservation, wait_for_all
 from rl_trainer.placement.held_time import Nodes
@@ -86,9 +85,8 @@ def place_run(spec: RunSpec, warn: Callable[[str], None]) -> Placement:
     gpus, strategy, timeout = offered.get("GPU", 0.0), spec.placement.strategy, spec.placement.timeout.seconds
     elastic = ("sampler" in offered or "head" in offered) and not spec.shared_samplers
     least = spec.sampler.min_replicas
-    own = _gpus_of_roles()
-    check_workers(spec, gpus, offered, own)
-    wanted = bundles(spec, gpus, offered, least if elastic else None, own, warn)
+    check_workers(spec, gpus, offered)
+    wanted = bundles(spec, gpus, offered, least if elastic else None, _gpus_of_roles(), warn)
     if not elastic:
         everything = Reservation(wanted, strategy)
         wait_for_all([everything], timeout)
@@ -113,10 +111,9 @@ def place_run(spec: RunSpec, warn: Callable[[str], None]) -> Placement:
 
 
 def _gpus_of_roles() -> dict[str, float]:
-    """GPUs of the nodes that are marked for learners, samplers and workers of the task, by role, where there are such."""
+    """GPUs of the nodes that are marked for learners and for samplers, where there are such."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    roles = ("learner", "sampler", *map(role_of, WORKERS))
-    found = {role: [node for node in nodes if role in node] for role in roles}
+    found = {role: [node for node in nodes if role in node] for role in ("learner", "sampler")}
     return {role: sum(node.get("GPU", 0.0) for node in its) for role, its in found.items() if its}
 
 
