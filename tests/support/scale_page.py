@@ -109,8 +109,9 @@ _OF_SCORING = (
     ("weights", "4 P; of a classifier P without an output head of its own, and H for its row"),
     (
         "forward pass",
-        "4 b t (5 H + max(3 q + 3 kv, 3 I)) and 5 b t^2, the mask of attention; of a judge 4 b (b + 1) V, logits where "
-        "texts end; where the feed-forward layer has no gate 5 I",
+        "4 b t (5 H + max(4 q + 2 kv, 3 I)) and 5 b t^2, the mask of attention; of a judge 4 b (b + 1) V, logits where "
+        "texts end; where the feed-forward layer has no gate 5 I, where gate and up are one matrix 4 I, and 3 k H with "
+        "experts",
     ),
 )
 

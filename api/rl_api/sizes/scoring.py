@@ -42,13 +42,16 @@ def scoring_parts(shape: ModelShape, layout: ScoringLayout, device: Device) -> P
 def activation_bytes(shape: ModelShape, layout: ScoringLayout) -> int:
     """The highest point of a forward pass.
 
-    Of each token 5 H for embeddings, inputs and norm; queries and keys before and after their rotation, values and what
-    attention gives, or if these are wider gate, up and their product (without a gate the activation's five). Of each text
-    the mask of attention, a byte for each pair of tokens, and the same in float32. Of a judge the logits.
+    Of each token 5 H for embeddings, inputs and norm; queries, keys, values, both of these once more for each head of
+    queries, and what attention gives, or if these are wider gate, up and their product (where gate and up are one matrix
+    the activation too, without a gate the activation's five), and where there are experts what each of a token's reads and
+    gives, and that weighted. Of each text the mask of attention, a byte for each pair of tokens, and the same in float32.
+    Of a judge the logits.
     """
     texts, length = layout.texts, layout.length
-    attention = 3 * (shape.heads + shape.kv_heads) * shape.head_dim
-    inner = (3 if shape.gated else 5) * shape.inner + 2 * shape.experts_per_token * shape.hidden
+    attention = (4 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    wide = 5 if not shape.gated else 4 if shape.packed else 3
+    inner = wide * shape.inner + 3 * shape.experts_per_token * shape.hidden
     of_token = WIDTH * (5 * shape.hidden + max(attention, inner))
     logits = WIDTH * (min(texts, length) + 1) * shape.vocab if layout.judge else 0
     return texts * (length * of_token + (1 + WIDTH) * length**2 + logits)

@@ -25,6 +25,22 @@ SMALL_CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
     "gpt2": {"n_embd": 128, "n_head": 4},
     "gemma": {"intermediate_size": 1024, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64},
+    "phi3": {"intermediate_size": 344, "num_attention_heads": 4, "num_key_value_heads": 4},
+    "mistral": {
+        "intermediate_size": 128,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+    },
+    "qwen3_moe": {
+        **{
+            "intermediate_size": 384,
+            "moe_intermediate_size": 48,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+        },
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+    },
 }
 
 
