@@ -292,8 +292,8 @@ def _role(role: RolePlan) -> dict[str, Any]:
         "pods": role.place.pods,
         "devices": role.devices,
         "deviceMemory": None if device is None else device.memory,
-        "parts": dict(role.parts.items()),
-        "total": role.parts.total,
+        "parts": dict(role.parts.items()) if role.parts.total else None,
+        "total": role.parts.total or None,
     }
     if role.main_memory:
         found["mainMemory"] = role.main_memory

@@ -120,6 +120,9 @@ def test_a_model_that_scores_and_cannot_be_read_is_held_against_nothing(
         "/models/judge is not a folder; "
     )
     assert next(line for line in output.out.splitlines() if line.startswith("sum")).endswith(" unknown")
+    assert command(*options, "task.rewardModel.source=/models/judge", "--json", change=SCORED) == 0
+    role = json.loads(capsys.readouterr().out)["roles"]["reward model"]
+    assert (role["parts"], role["total"], role["devices"]) == (None, None, 2)
     Path("other").mkdir()
     Path("other/config.json").write_text('{"model_type": "bert"}')
     assert command(*options, "task.rewardModel.source=other", change=SCORED) == 0
