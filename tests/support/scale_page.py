@@ -194,8 +194,9 @@ def _formulas() -> str:
     )
     scoring = _table(("of a reward model's device", "bytes"), iter(_OF_SCORING))
     texts = _paragraph(
-        "Of a reward model (`task.rewardModel`) b are the texts of a pass (`batchSize`), and t the tokens of each: those of "
-        "a sampler's sequence, or as many as the model reads. It computes in float32 and keeps no keys and values; "
+        "Of a reward model (`task.rewardModel`) b are the texts of a pass (`batchSize`; of a classifier whose config.json "
+        "names no `pad_token_id` one), and t the tokens of each: those of a sampler's sequence, or as many as the model "
+        "reads. It computes in float32 and keeps no keys and values; "
         "libraries take what they take of a learner's device."
     )
     return f"## Formulas\n\n{_paragraph(_LETTERS)}\n{learners}\n{samplers}\n{scoring}\n{texts}\n{end}"

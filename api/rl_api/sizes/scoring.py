@@ -27,8 +27,10 @@ class ScoringLayout:
 
     @classmethod
     def of(cls, model: RewardModelSpec, shape: ModelShape, length: int) -> ScoringLayout:
-        """Of `task.rewardModel`, whose prompts and completions have up to `length` tokens together."""
-        return cls(model.kind == "judge", model.batch_size, min(length, shape.max_positions))
+        """Of `task.rewardModel`, whose prompts and completions have up to `length` tokens together. A classifier whose
+        configuration names no token for padding takes one text at a time."""
+        judge = model.kind == "judge"
+        return cls(judge, model.batch_size if judge or shape.pads else 1, min(length, shape.max_positions))
 
 
 def scoring_parts(shape: ModelShape, layout: ScoringLayout, device: Device) -> Parts:

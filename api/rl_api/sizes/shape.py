@@ -38,6 +38,7 @@ class ModelShape:
         head_norms: whether queries and keys have norms of their own.
         packed: whether queries, keys and values are one product, and gate and up another.
         gated: whether the feed-forward layer has a gate (SwiGLU, GeGLU) beside the projection up.
+        pads: whether its configuration names a token for padding.
         fused: whether rltrain's own decoder runs the family, which keeps less for the backward pass.
         linears: modules that LoRA may adapt, by the last part of their names.
     """
@@ -62,6 +63,7 @@ class ModelShape:
     head_norms: bool = False
     packed: bool = False
     gated: bool = True
+    pads: bool = False
     fused: bool = False
     linears: Mapping[str, Linear] | None = None
 
@@ -112,6 +114,7 @@ class _Family:
     tied: bool = False
     head_dim: int | None = None
     packed: bool = False
+    pad: int | None = None
     fused: bool = False
 
 
@@ -129,10 +132,10 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
     "qwen2": _Family(qkv_bias=_always, output_bias=_never, fused=True),
     "qwen3": _Family(head_norms=True, head_dim=128, fused=True),
     "qwen3_moe": _Family(head_norms=True),
-    "gemma": _Family(tied=True, head_dim=256),
-    "gemma2": _Family(tied=True, head_dim=256, norms=4),
-    "gemma3_text": _Family(tied=True, head_dim=256, norms=4, head_norms=True),
-    "phi3": _Family(qkv_bias=_never, output_bias=_never, packed=True),
+    "gemma": _Family(tied=True, head_dim=256, pad=0),
+    "gemma2": _Family(tied=True, head_dim=256, norms=4, pad=0),
+    "gemma3_text": _Family(tied=True, head_dim=256, norms=4, head_norms=True, pad=0),
+    "phi3": _Family(qkv_bias=_never, output_bias=_never, packed=True, pad=32_000),
 }
 _FLAGS: Final = ("attention_bias", "mlp_bias", "tie_word_embeddings")
 FAMILIES: Final = (*_FAMILIES, "gpt2")
@@ -220,6 +223,7 @@ def _decoder(raw: Mapping[str, Any], name: str, family: _Family, where: str) -> 
         norms=family.norms,
         head_norms=family.head_norms,
         packed=family.packed,
+        pads=raw.get("pad_token_id", family.pad) is not None,
         fused=family.fused,
         linears={one: Linear(*sizes[one], counts[one]) for one in own if counts[one]},
     )
@@ -263,6 +267,7 @@ def _gpt2(raw: Mapping[str, Any], where: str) -> ModelShape:
         embedding_parameters=(vocab + positions) * hidden,
         head_parameters=2 * hidden + (0 if tied else vocab * hidden),
         gated=False,
+        pads=raw.get("pad_token_id") is not None,
         # `c_proj` is in attention and in the feed-forward layer: rows and columns of both, in one entry of each layer.
         linears={
             "c_attn": Linear(3 * hidden, hidden, layers),

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from rl_api.sizes.memory import ACCELERATOR_OVERHEAD, GB, PROCESS_OVERHEAD, Device
 from rl_api.sizes.scoring import ScoringLayout, activation_bytes, scoring_misfit, scoring_parts
-from rl_api.sizes.shape import model_shape
+from rl_api.sizes.shape import FAMILIES, model_shape
 from rl_api.task import RewardModelSpec
 
 H100 = Device(80 * GB)
@@ -108,6 +108,23 @@ def test_texts_are_no_longer_than_the_model_reads() -> None:
     spec = RewardModelSpec.model_validate({"source": "org/judge", "kind": "judge", "batchSize": 8})
     assert ScoringLayout.of(spec, QWEN, 4096) == ScoringLayout(True, 8, 4096)
     assert ScoringLayout.of(spec, QWEN, 10**6).length == QWEN.max_positions
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_classifier_without_padding_takes_one_text_at_a_time(family: str) -> None:
+    """Also where its configuration does not say, as the library reads it."""
+    classifier = RewardModelSpec.model_validate({"source": "org/scores", "batchSize": 8})
+    config = AutoConfig.for_model(family).to_dict()
+    unsaid = {key: value for key, value in config.items() if key != "pad_token_id"}
+    by_itself = 8 if AutoConfig.for_model(**unsaid).pad_token_id is not None else 1
+    for said, texts in (
+        (unsaid, by_itself),
+        (config | {"pad_token_id": None}, 1),
+        (config | {"pad_token_id": 0}, 8),
+    ):
+        shape = model_shape(said)
+        assert ScoringLayout.of(classifier, shape, 64).texts == texts
+        assert ScoringLayout.of(classifier.model_copy(update={"kind": "judge"}), shape, 64).texts == 8
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
