@@ -11,7 +11,7 @@ import torch
 from scored import scored
 
 import rl_trainer.rollout.task_workers as task_workers
-from rl_api.errors import ActorDied, ModelError
+from rl_api.errors import ActorDied, RLTrainError
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.task import RewardModelSpec
 from rl_trainer.model.presets import write_tiny
@@ -19,6 +19,7 @@ from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.rollout.reward_actor import RewardModelActor
 from rl_trainer.rollout.reward_model import RewardModel
 from rl_trainer.rollout.task_workers import READY_SECONDS, TaskWorkers
+from rl_trainer.run.ending import is_over
 from rl_trainer.tasks.answers import LostError
 from rl_trainer.tasks.scoring import Completion
 
@@ -59,10 +60,9 @@ def test_a_worker_with_a_gpu_scores_there(folder: Path, monkeypatch: pytest.Monk
     ready, and what is on the GPU is not computed on cores instead."""
     actor = actor_with([0], folder, monkeypatch)
     if not torch.cuda.is_available():
-        with pytest.raises(
-            ModelError, match=r"^task\.rewardModel: no judge can be opened in .*/judge on a GPU \("
-        ):
+        with pytest.raises(RLTrainError, match=r"^task\.rewardModel: its GPU cannot be used \(") as raised:
             actor.ready()
+        assert not is_over(raised.value, 1, 3, False), "another attempt may have another GPU"
         return
     actor.ready()
     assert torch.cuda.memory_allocated() > 0
@@ -80,9 +80,10 @@ def test_a_pass_that_a_gpu_has_no_room_for_says_what_helps(
 
     monkeypatch.setattr(RewardModel, "_logits", full)
     with pytest.raises(
-        ModelError, match=r"no room for a pass of 2 texts of up to \d+ tokens; lower .*batchSize$"
-    ):
+        RLTrainError, match=r"no room for a pass of 2 texts of up to \d+ tokens; lower .*batchSize$"
+    ) as raised:
         scored(model, ASKED)
+    assert not is_over(raised.value, 1, 3, False), "the next attempt may put other texts into a pass"
     monkeypatch.undo()
     assert scored(model, ASKED[:1]) == before
 

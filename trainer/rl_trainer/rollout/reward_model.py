@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from rl_api.errors import ModelError
+from rl_api.errors import ModelError, RLTrainError
 from rl_api.task import RewardModelSpec
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.tasks.scoring import Completion
@@ -41,7 +41,8 @@ class RewardModel:
         device: where it computes, `cpu` or `cuda`.
 
     Raises:
-        ModelError: it cannot be opened on the device, is no model of this kind, or an answer is not one token of it.
+        ModelError: it cannot be opened, is no model of this kind, or an answer is not one token of it.
+        RLTrainError: its GPU cannot be used, or has no room for it now; another attempt may have another GPU.
     """
 
     def __init__(self, folder: Path, spec: RewardModelSpec, device: str = "cpu") -> None:
@@ -65,7 +66,7 @@ class RewardModel:
         """The value of each completion, by its place, as it is found: first why some have none (the text is too long), then
         what each forward pass gives, which is no value where it is no finite number.
 
-        Raises ModelError: its GPU has no room for a pass.
+        Raises RLTrainError: its GPU has no room for a pass.
         """
         found: dict[int, float | str] = {}
         rows: list[tuple[int, list[int]]] = []
@@ -88,7 +89,7 @@ class RewardModel:
                 logits = self._logits([tokens for _, tokens in batch])
             except torch.OutOfMemoryError:
                 longest = len(batch[-1][1])
-                raise ModelError(
+                raise RLTrainError(
                     f"task.rewardModel: its GPU has no room for a pass of {len(batch)} texts of up to {longest} tokens; "
                     "lower task.rewardModel.batchSize"
                 ) from None
@@ -162,6 +163,10 @@ class _Filled(string.Formatter):
         return self._tokenizer.quoted("".join(parts), list(zip(ends[::2], ends[1::2], strict=False)))
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _opened(folder: Path, kind: str, device: str) -> Any:
     import transformers
 
@@ -170,6 +175,11 @@ def _opened(folder: Path, kind: str, device: str) -> Any:
     opener: Any = transformers.AutoModelForCausalLM
     if kind == "classifier":
         opener = transformers.AutoModelForSequenceClassification
+    if device == "cuda":
+        try:
+            torch.zeros(1, device=device)
+        except Exception as error:  # without a driver, a build for GPUs, or a device that works
+            raise RLTrainError(f"task.rewardModel: its GPU cannot be used ({_first_line(error)})") from None
     try:
         model, told = opener.from_pretrained(
             str(folder),
@@ -179,10 +189,11 @@ def _opened(folder: Path, kind: str, device: str) -> Any:
             output_loading_info=True,
             device_map={"": device},  # tensor by tensor: main memory holds no copy of what goes to a GPU
         )
+    except torch.OutOfMemoryError:
+        raise RLTrainError(f"task.rewardModel: its GPU has no room for the model of {folder}") from None
     except Exception as error:  # every family raises its own kinds
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        where = f"{folder} on a GPU" if device == "cuda" else folder
-        raise ModelError(f"task.rewardModel: no {kind} can be opened in {where} ({why})") from None
+        why = _first_line(error)
+        raise ModelError(f"task.rewardModel: no {kind} can be opened in {folder} ({why})") from None
     if missing := sorted(told["missing_keys"]):
         raise ModelError(
             f"task.rewardModel: {folder} holds no {missing[0]}, so it is no {kind}; see task.rewardModel.kind"
