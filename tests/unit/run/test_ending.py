@@ -88,7 +88,7 @@ def test_samplers_are_known_before_they_are_waited_for(monkeypatch: pytest.Monke
     begun: list[object] = []
     given: list[Any] = [MagicMock() for _ in range(8)]
     given[0].retry.liveness_timeout.seconds, given[0].shared_samplers = 60.0, 0
-    given[0].task.workers = {}
+    given[0].task.workers, given[0].placement.timeout.seconds = {}, 60.0
     with pytest.raises(DeadlineExceeded):
         Actors.start(*given, begun=begun.append)
     assert begun == [samplers.return_value]
