@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.rollout.reward_actor import RewardModelActor
 from rl_trainer.rollout.reward_model import RewardModel
 from rl_trainer.rollout.task_workers import READY_SECONDS, TaskWorkers
+from rl_trainer.run.actors import Actors
 from rl_trainer.run.ending import is_over
 from rl_trainer.tasks.answers import LostError
 from rl_trainer.tasks.scoring import Completion
@@ -142,3 +144,21 @@ def test_workers_may_be_away_for_as_long_as_pods_may_take_to_be_placed(
             simulator.call(1.0, "step")
     scorer.wait_ready()
     assert waited == [seconds, seconds + 20.0]
+
+
+def test_a_batch_is_waited_for_longer_than_workers_may_be_away(waited: list[float]) -> None:
+    """Else the attempt would end before the sentence that says which of them did not come back."""
+    spec = RunSpec.model_validate(
+        {
+            "model": {"source": "tiny"},
+            "placement": {"timeout": "3h"},
+            "task": {"environment": "tool-use", "name": "calculator", "simulators": {}},
+        }
+    )
+    alone = spec.model_copy(update={"task": spec.task.model_copy(update={"simulators": None})})
+    replace(TaskWorkers.launch(alone, MagicMock(), None), simulators=(Worker(),)).wait_ready()
+    buffer, samplers = MagicMock(), MagicMock()
+    Actors(spec, buffer, MagicMock(), samplers, MagicMock(), MagicMock()).next_part(0, 1, lambda: False)
+    (at_buffer, *_), (*_, here, _) = buffer.actor.take.remote.call_args.args, samplers.wait_for.call_args.args
+    assert waited == [3 * 3600.0]
+    assert here > at_buffer > waited[0]

@@ -35,7 +35,7 @@ from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
 
-# No batch for this long: samplers hang.
+# No batch for this long, besides what lost workers may take to be placed again: samplers hang.
 STALL_SECONDS = 3600.0
 # For samplers to end the step of their engines that they are at.
 ENDED_SECONDS = 30.0
@@ -133,7 +133,7 @@ class Actors:
         with self.spans.span("wait"):
             call, self._taking = self._taking or self._take(begin, end), None
             part: Batch = self.samplers.wait_for(
-                call, "buffer", "waiting for groups", STALL_SECONDS + 60, meanwhile
+                call, "buffer", "waiting for groups", self._stall + 60, meanwhile
             )
         for group in part.groups:
             self._theirs.extend(group.spans)
@@ -141,7 +141,11 @@ class Actors:
 
     def _take(self, begin: int, end: int) -> Any:
         last = end >= self.spec.algorithm.prompts_per_step
-        return self.buffer.actor.take.remote(STALL_SECONDS, begin, None if last else end)
+        return self.buffer.actor.take.remote(self._stall, begin, None if last else end)
+
+    @property
+    def _stall(self) -> float:
+        return STALL_SECONDS + self.spec.placement.timeout.seconds
 
     def token_estimates(self, batch: Batch) -> TokenEstimates:
         """See `Learners.token_estimates`."""
