@@ -1,4 +1,4 @@
-"""Leader election against a Lease in memory, with times of a second."""
+"""Leader election against a Lease in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import copy
 from typing import Any, cast
 
 import pytest
+from async_work import run_async
 
 from rl_operator.kube.client import Api
 from rl_operator.kube.wire import ApiError
 from rl_operator.runtime.leader import Leader, LeaderLost, Times
 
-FAST = Times(lease=1.0, renew=0.6, retry=0.02)
+TIMES = Times()
 
 
 class Leases:
@@ -41,8 +42,6 @@ class Leases:
             raise ApiError(409, "Conflict", "it has changed")
         manifest["metadata"]["resourceVersion"] = version + 1
         self.lease = manifest
-        if not new:
-            self.lease["spec"]["leaseDurationSeconds"] = FAST.lease  # whole seconds are too long for a test
         return manifest
 
     @property
@@ -52,7 +51,8 @@ class Leases:
 
 
 def candidate(leases: Leases, identity: str) -> Leader:
-    return Leader(cast(Api, leases), "rltrain-system", "operator", identity, FAST)
+    clock = asyncio.get_running_loop().time
+    return Leader(cast(Api, leases), "rltrain-system", "operator", identity, TIMES, clock)
 
 
 def test_one_leads_and_the_other_takes_over_when_it_lets_go() -> None:
@@ -62,32 +62,30 @@ def test_one_leads_and_the_other_takes_over_when_it_lets_go() -> None:
         await first.acquire()
         keeping = asyncio.create_task(first.keep())
         waiting = asyncio.create_task(second.acquire())
-        await asyncio.sleep(3 * FAST.lease)
+        await asyncio.sleep(3 * TIMES.lease)
         assert leases.holder == "a"
         assert not waiting.done(), "a lease that is renewed is not taken"
         keeping.cancel()
         await first.release()
-        await asyncio.wait_for(waiting, FAST.lease)
+        await asyncio.wait_for(waiting, TIMES.lease)
         assert leases.holder == "b"
         assert leases.lease is not None
         assert leases.lease["spec"]["leaseTransitions"] >= 2
 
-    asyncio.run(work())
+    run_async(work, 100.0, virtual=True)
 
 
 def test_a_lease_that_nobody_renews_is_taken_after_its_time() -> None:
     async def work() -> None:
         leases = Leases()
         await candidate(leases, "dead").acquire()
-        assert leases.lease is not None
-        leases.lease["spec"]["leaseDurationSeconds"] = FAST.lease
         loop = asyncio.get_running_loop()
         started = loop.time()
-        await asyncio.wait_for(candidate(leases, "b").acquire(), 5)
-        assert loop.time() - started >= FAST.lease
+        await asyncio.wait_for(candidate(leases, "b").acquire(), 2 * TIMES.lease)
+        assert loop.time() - started >= TIMES.lease
         assert leases.holder == "b"
 
-    asyncio.run(work())
+    run_async(work, 100.0, virtual=True)
 
 
 @pytest.mark.parametrize("trouble", ["broken", "hanging"])
@@ -98,9 +96,9 @@ def test_a_leader_that_cannot_renew_stops(trouble: str) -> None:
         await leader.acquire()
         setattr(leases, trouble, True)
         with pytest.raises(LeaderLost, match="could not be renewed"):
-            await asyncio.wait_for(leader.keep(), 5)
+            await asyncio.wait_for(leader.keep(), TIMES.lease)
 
-    asyncio.run(work())
+    run_async(work, 100.0, virtual=True)
 
 
 def test_a_lease_that_was_lost_is_not_given_up_again() -> None:
@@ -113,7 +111,7 @@ def test_a_lease_that_was_lost_is_not_given_up_again() -> None:
         await first.release()
         assert leases.holder == "b"
 
-    asyncio.run(work())
+    run_async(work, 100.0, virtual=True)
 
 
 def test_what_is_left_of_a_lease_counts_from_before_it_was_asked_for() -> None:
@@ -130,4 +128,4 @@ def test_what_is_left_of_a_lease_counts_from_before_it_was_asked_for() -> None:
         await leader.release()
         assert leader.left <= 0
 
-    asyncio.run(work())
+    run_async(work, 100.0, virtual=True)

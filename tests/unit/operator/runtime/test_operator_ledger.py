@@ -205,7 +205,7 @@ def test_the_end_of_one_lets_the_next_begin() -> None:
         assert await controller.queue.get() == A.key
         await controller.attend(A.key)
         controller.queue.done(A.key)
-        assert await asyncio.wait_for(controller.queue.get(), 1) == B.key
+        assert await asyncio.wait_for(controller.queue.get(), 60) == B.key
         await controller.attend(B.key)
         assert server.made == ["a-1", "b-1"]
 
