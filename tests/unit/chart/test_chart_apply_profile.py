@@ -54,7 +54,7 @@ def script(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
     (tmp_path / "token").write_text("secret\n")
     monkeypatch.setenv("SERVICE_ACCOUNT_FOLDER", str(tmp_path))
     monkeypatch.setenv("KUBERNETES_URL", f"http://127.0.0.1:{server.http.server_port}")
-    monkeypatch.setenv("DEADLINE_SECONDS", "0.3")
+    monkeypatch.setenv("DEADLINE_SECONDS", "60")
     spec = importlib.util.spec_from_file_location("apply_profile", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -107,8 +107,10 @@ def test_a_refusal_is_said_at_once(
 
 
 def test_a_kind_that_never_comes_is_said_after_the_deadline(
-    server: Server, apply: Callable[[], int], capsys: pytest.CaptureFixture[str]
+    server: Server, script: ModuleType, apply: Callable[[], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert script.DEADLINE_SECONDS == 60.0
+    script.DEADLINE_SECONDS = 0.3
     server.answers = [404]
     assert apply() == 1
     assert "kubectl get crd rltrainingprofiles.rltrain.dev" in capsys.readouterr().err
@@ -117,6 +119,6 @@ def test_a_kind_that_never_comes_is_said_after_the_deadline(
 def test_nobody_there(
     script: ModuleType, apply: Callable[[], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script.SERVER = "http://127.0.0.1:1"
+    script.SERVER, script.DEADLINE_SECONDS = "http://127.0.0.1:1", 0.3
     assert apply() == 1
     assert "the last answer of http://127.0.0.1:1 was 0" in capsys.readouterr().err
