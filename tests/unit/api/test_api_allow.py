@@ -38,9 +38,9 @@ def test_a_star_stands_for_any_text(pattern: str, text: str, expected: bool) -> 
 
 
 def test_no_pattern_takes_long() -> None:
-    begun = time.monotonic()
+    begun = time.thread_time()
     assert not matches("*a" * 120 + "b", "a" * 60_000)
-    assert time.monotonic() - begun < 1.0
+    assert time.thread_time() - begun < 1.0
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_everything_else_is_refused(expression, message):
 @given(st.text("0123456789.+-*/%() ", max_size=220))
 @settings(max_examples=300)
 def test_any_expression_is_quick_and_quiet(expression):
-    started = time.perf_counter()
+    started = time.thread_time()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -94,7 +94,7 @@ def test_any_expression_is_quick_and_quiet(expression):
         except ValueError:
             result = ""
     assert len(result) <= MAX_BITS
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
 
 
 @given(st.fractions(min_value=-1000, max_value=1000))
