@@ -18,8 +18,11 @@ libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)
 with unheard_signals.unheard_signals(lambda number: os._exit(100 + number)):
     if sys.argv[1] == "in C":
-        # It hears nothing from here on; the other thread says so when this one has let it run.
-        threading.Timer(0.2, print, ("ready",), {"flush": True}).start()
+        # Nobody's turn ends before this thread waits in C: so the other says that it hears nothing from here on.
+        sys.setswitchinterval(3600)
+        deaf = threading.Event()
+        threading.Thread(target=lambda: (deaf.wait(), print("ready", flush=True)), daemon=True).start()
+        deaf.set()
         libc.pthread_mutex_lock(mutex)
     print("ready", flush=True)
     time.sleep(60)
