@@ -81,7 +81,7 @@ def test_a_call_that_hangs_is_killed_with_its_process(isolation, method):
     pid, epoch = host.call(30, "pid"), host.epoch
     host.call(30, "add", 1)
     with pytest.raises(TimedOutError) as late:
-        host.call(0.2, method)
+        host.call(1, method)
     assert gone(pid)
     line = int(late.value.stands.rpartition(":")[2])
     begin = getattr(Host, method).__code__.co_firstlineno
@@ -96,7 +96,7 @@ def test_what_a_call_has_started_ends_with_it(isolation, everybodys):
     host = KillableProcess().target(Host)
     host.make()
     with pytest.raises(TimedOutError):
-        host.call(1, "starts_a_child", str(everybodys / "pid"))
+        host.call(2, "starts_a_child", str(everybodys / "pid"))
     assert gone(int((everybodys / "pid").read_text()))
 
 

@@ -122,7 +122,8 @@ class AnyDrivers(Drivers):
 
 def test_silent_drivers_of_one_namespace_silence_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither do those that never answer a wish for a checkpoint: over HTTP, with real connections."""
-    monkeypatch.setattr("rl_operator.drivers.client._STATUS_SECONDS", 60.0)  # till then none gives its place back
+    # Till then none gives its place back.
+    monkeypatch.setattr("rl_operator.drivers.client._STATUS_SECONDS", 60.0)
     silent = 0
 
     async def work() -> None:
