@@ -19,7 +19,7 @@ from rl_serve.requests import Limits, parse_completion
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.create import create_engine
 
-SECONDS = 60.0
+SECONDS = 120.0
 SLOTS, QUEUE = 4, 2
 SHAPE = TinyModelSpec(hidden_size=32, layers=1, heads=2, kv_heads=1, max_positions=2048)
 

@@ -129,18 +129,25 @@ def test_a_full_queue_and_a_client_that_goes(folder: Path) -> None:
     run(work())
 
 
-def test_a_stream_that_cannot_go_on_ends_with_an_error(folder: Path) -> None:
+def test_a_stream_that_cannot_go_on_ends_with_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("rl_serve.job.time", SimpleNamespace(monotonic=lambda: now))
+
     async def work() -> None:
-        async with generator_of(folder, timeout=1.0) as generator:
+        nonlocal now
+        async with generator_of(folder, timeout=2.0) as generator:
             client = Client(Api(lambda: generator, lambda: None))
             body = {"prompt": "a", "max_tokens": 2000, "n": SLOTS + QUEUE, "stream": True}
             status, _, pieces = await client.ask("/v1/completions", body)
             assert status == 200
+            await anext(pieces)
+            now += 0.75
             events = [piece async for piece in pieces if piece]
             said = json.loads(events[-1].removeprefix(b"data: "))
             assert (said["error"]["code"], said["policy_version"]) == ("deadline_exceeded", "step-7")
             assert b"data: [DONE]\n\n" not in events
-            assert 0 < generator.admission.expected(1) < 1
+            assert generator.admission.expected(1) == 0.75, "since its first token"
+            generator.timeout = 0.05
             late = await client.whole("/v1/completions", body | {"stream": False})
             assert (late[0], late[2]["error"]["code"]) == (504, "deadline_exceeded")
 

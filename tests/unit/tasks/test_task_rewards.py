@@ -181,16 +181,16 @@ def test_a_function_that_hangs_is_killed(my_rewards, tmp_path):
     rewards = my_rewards(
         f"    import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
         "    while completion == 'hang':\n        pass\n    return 1",
-        timeout="100ms",
+        timeout="1s",
     )
     started = time.monotonic()
     with pytest.raises(
         RewardError,
-        match=r"reward my_rewards:f has not returned after 100ms \(its timeout\) and stands at "
+        match=r"reward my_rewards:f has not returned after 1s \(its timeout\) and stands at "
         r".*my_rewards.py:[45], at prompt 7",
     ):
         rewards.evaluate(PROMPT, "hang")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
     assert rewards.evaluate(PROMPT, "go on") == {"my_rewards:f": 1.0}
 

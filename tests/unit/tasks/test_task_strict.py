@@ -216,6 +216,20 @@ def test_it_leaves_with_the_last_connection(monkeypatch):
         assert server.wait(60) == 0
 
 
+def dead(process):
+    """Whether it has ended, and somebody has yet to hear of it; one that is gone since it was listed is not."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return False
+
+
+def has_children(process):
+    """As `dead`."""
+    with suppress(psutil.NoSuchProcess):
+        return not dead(process) and process.children() != []
+    return False
+
+
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="root alone makes namespaces")
 def test_as_the_first_process_of_a_container_it_leaves_no_dead_ones_and_ends_when_it_is_told(monkeypatch):
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
@@ -231,12 +245,10 @@ def test_as_the_first_process_of_a_container_it_leaves_no_dead_ones_and_ends_whe
                 host.call(0.5, "says_nothing")
             assert host.call(30, "user") == 0
             (first,) = psutil.Process(outer.pid).children()
-            (server,) = [
-                one for one in first.children() if one.status() != psutil.STATUS_ZOMBIE and one.children()
-            ]
+            (server,) = filter(has_children, first.children())
             # The dead process has left the one that guarded it.
             deadline = time.monotonic() + 30
-            while any(one.status() == psutil.STATUS_ZOMBIE for one in first.children(recursive=True)):
+            while any(map(dead, first.children(recursive=True))):
                 assert time.monotonic() < deadline, "dead ones are left"
                 time.sleep(0.02)
             first.terminate()
