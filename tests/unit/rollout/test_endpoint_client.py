@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rl_api.errors import DeadlineExceeded, EndpointError, InvalidConfig
-from rl_trainer.rollout.engines import endpoint_client
+from rl_trainer.rollout.engines import endpoint_client, endpoint_look
 from rl_trainer.rollout.engines.endpoint_client import EndpointClient, ServerLost
 from rl_trainer.rollout.engines.endpoint_look import wait_until_there
 
@@ -105,15 +105,16 @@ def test_nobody_there_is_no_answer(gateway: Gateway) -> None:
     assert not found.value.answered
 
 
-def test_nobody_lets_us_in_is_no_late_answer() -> None:
+def test_nobody_lets_us_in_is_no_late_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a network policy, or a Service without pods, drops what is sent: it is not the server that is slow."""
+    monkeypatch.setattr(endpoint_look, "LOOK_SECONDS", 0.01)
     with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         for one in (first, second):  # its queue is full, and nobody takes them
             one.setblocking(False)
             one.connect_ex(listener.getsockname())
-        client = EndpointClient(f"http://127.0.0.1:{listener.getsockname()[1]}", None, 0.4)
+        client = EndpointClient(f"http://127.0.0.1:{listener.getsockname()[1]}", None, 1.6)
         try:
             with pytest.raises(
                 DeadlineExceeded,
