@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,16 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2-untied": ("Qwen2", {"tie_word_embeddings": False, "num_key_value_heads": 1}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_ray() -> Iterator[None]:
+    """Ray starts by itself where something of it is called, and would be the one of every later test of the process."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+        pytest.fail("a unit test has started Ray: it belongs to tests/integration")
 
 
 @pytest.fixture(scope="session")

@@ -148,14 +148,10 @@ def test_workers_may_be_away_for_as_long_as_pods_may_take_to_be_placed(
 
 def test_a_batch_is_waited_for_longer_than_workers_may_be_away(waited: list[float]) -> None:
     """Else the attempt would end before the sentence that says which of them did not come back."""
-    spec = RunSpec.model_validate(
-        {
-            "model": {"source": "tiny"},
-            "placement": {"timeout": "3h"},
-            "task": {"environment": "tool-use", "name": "calculator", "simulators": {}},
-        }
-    )
-    alone = spec.model_copy(update={"task": spec.task.model_copy(update={"simulators": None})})
+    about = {"model": {"source": "tiny"}, "placement": {"timeout": "3h"}}
+    alone = RunSpec.model_validate(about | {"task": {"environment": "reasoning-gym", "name": "chain_sum"}})
+    task = {"environment": "tool-use", "name": "calculator", "simulators": {}}
+    spec = RunSpec.model_validate(about | {"task": task})
     replace(TaskWorkers.launch(alone, MagicMock(), None), simulators=(Worker(),)).wait_ready()
     buffer, samplers = MagicMock(), MagicMock()
     Actors(spec, buffer, MagicMock(), samplers, MagicMock(), MagicMock()).next_part(0, 1, lambda: False)
