@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from select import select
 from typing import Any
 
@@ -18,7 +17,7 @@ from two_nodes import FIRST, SECOND, in_a_process, two_nodes
 
 from rl_api.errors import ModelError
 from rl_trainer.flow.ray_store import RayStore
-from rl_trainer.flow.shared_marks import remove_marks
+from rl_trainer.flow.shared_marks import marks_file, remove_marks
 from rl_trainer.run.ray_session import ray_session
 from rl_trainer.weights import payload
 from rl_trainer.weights.source import LazyTensor, source_of
@@ -108,10 +107,6 @@ def test_a_damaged_block_is_found_by_all_of_them(samplers: list[Any]):
                 received(one, damaged)
 
 
-def marks() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob(f"rltrain-checks-{os.getuid()}-*")}
-
-
 def check_on_each_of_two_nodes() -> None:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with two_nodes():
@@ -119,8 +114,7 @@ def check_on_each_of_two_nodes() -> None:
         try:
             made = [Sampler.options(**where).remote() for where in (FIRST, SECOND, FIRST, SECOND)]
             assert [received(one, publication) for one in made] == [BLOCKS, BLOCKS, 0, 0]
-            nodes = {node["NodeID"] for node in ray.nodes()}
-            assert marks() >= {f"rltrain-checks-{os.getuid()}-{node}" for node in nodes}
+            assert all(marks_file(node["NodeID"]).exists() for node in ray.nodes())
         finally:
             for node in ray.nodes():
                 remove_marks(node["NodeID"])
@@ -129,11 +123,11 @@ def check_on_each_of_two_nodes() -> None:
 def leave_nothing_behind() -> None:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with ray_session(1):
-        name = f"rltrain-checks-{os.getuid()}-{ray.get_runtime_context().get_node_id()}"
+        file = marks_file(ray.get_runtime_context().get_node_id())
         sampler = Sampler.options(num_cpus=0).remote()
         assert received(sampler, published(0)) == BLOCKS
-        assert name in marks()
-    assert name not in marks()
+        assert file.exists()
+    assert not file.exists()
 
 
 def test_each_node_checks_its_own_copy():

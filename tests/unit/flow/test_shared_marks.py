@@ -13,7 +13,12 @@ from checking_process import Checker, Holder, Wrong, wanted
 
 from rl_trainer.flow import shared_marks
 from rl_trainer.flow.node_checks import SLOTS_OF_GROUP, WAIT_SECONDS, check_once, group_of, mark_of, slots_of
-from rl_trainer.flow.shared_marks import SharedMarks, marks_of, remove_marks
+from rl_trainer.flow.shared_marks import SharedMarks, marks_file, marks_of, remove_marks
+
+
+@pytest.fixture(autouse=True)
+def of_no_node_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_marks, "_here", {})
 
 
 @pytest.fixture
@@ -190,7 +195,8 @@ def test_a_file_is_of_one_node_and_one_user(tmp_path: Path):
         assert marks is not None
         assert marks_of(node, tmp_path) is marks
         (path,) = tmp_path.iterdir()
-        assert path.name == f"rltrain-checks-{os.getuid()}-{node}"
+        assert path == marks_file(node, tmp_path)
+        assert path.name.startswith(f"rltrain-checks-{os.getuid()}-{node}-")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     remove_marks("first", tmp_path)
     assert path.exists()
@@ -200,21 +206,21 @@ def test_a_file_is_of_one_node_and_one_user(tmp_path: Path):
 
 
 def test_what_is_somebody_elses_is_not_used(tmp_path: Path):
-    path = tmp_path / f"rltrain-checks-{os.getuid()}-node"
+    path = marks_file("node", tmp_path)
     path.touch(mode=0o666)
     path.chmod(0o666)
     assert marks_of("node", tmp_path) is None
     assert marks_of("node", tmp_path) is None
     (tmp_path / "file").touch(mode=0o600)
-    (tmp_path / f"rltrain-checks-{os.getuid()}-link").symlink_to(tmp_path / "file")
+    marks_file("link", tmp_path).symlink_to(tmp_path / "file")
     assert marks_of("link", tmp_path) is None
     assert marks_of("node", tmp_path / "none") is None
     assert (tmp_path / "file").stat().st_size == 0
 
 
 def test_files_that_nobody_uses_are_removed(tmp_path: Path):
-    user = f"rltrain-checks-{os.getuid()}"
-    left, used, others = (tmp_path / name for name in (f"{user}-left", f"{user}-used", "rltrain-checks-x-1"))
+    left, used, own = (marks_file(node, tmp_path) for node in ("left", "used", "own"))
+    others = tmp_path / "rltrain-checks-x-1"
     others.touch(mode=0o600)
     with Checker(left) as killed, Checker(used) as first:
         for process in (killed, first):
@@ -223,7 +229,7 @@ def test_files_that_nobody_uses_are_removed(tmp_path: Path):
         killed.kill()
         marks = marks_of("own", tmp_path)
         assert marks is not None
-        assert {path.name for path in tmp_path.iterdir()} == {used.name, f"{user}-own", others.name}
+        assert set(tmp_path.iterdir()) == {used, own, others}
 
 
 def test_a_file_that_is_removed_meanwhile_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -243,3 +249,20 @@ def test_a_file_that_is_removed_meanwhile_is_made_again(path: Path, monkeypatch:
     with Checker(path) as other:
         assert here.looks("a") == ["a"]
         assert other.tell("check a") == "right"
+
+
+def test_nothing_is_kept_where_keeping_it_was_interrupted(path: Path, monkeypatch: pytest.MonkeyPatch):
+    marks, holder, lockf = SharedMarks(path), Holder(), shared_marks.fcntl.lockf
+
+    def interrupted(file: int, kind: int, *place: int) -> None:
+        lockf(file, kind, *place)
+        if kind & shared_marks.fcntl.LOCK_SH:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shared_marks.fcntl, "lockf", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            marks.keep(5, holder)
+    assert not marks.is_kept(5)
+    marks.keep(5, holder)
+    assert marks.is_kept(5)

@@ -35,7 +35,7 @@ def resident(start: int) -> int:
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has looked yet where the store is."""
     monkeypatch.setattr(store_pages, "_in_memory", [])
-    monkeypatch.setattr(store_pages, "_stores", {})
+    monkeypatch.setattr(store_pages, "_stores", [])
 
 
 def test_shared_mappings_of_a_store_and_no_others():

@@ -132,10 +132,11 @@ def _settle(one: Wanted, marks: Marks | None) -> bool:
 
 
 def _settle_with_others(one: Wanted, mark: bytes, marks: Marks) -> bool:
-    group = group_of(mark)
-    if not marks.take(group):
-        return False
+    group, taken = group_of(mark), False
     try:
+        taken = marks.take(group)
+        if not taken:
+            return False
         slots = slots_of(group)
         found = [marks.read(slot) for slot in slots]
         step, number = decide(mark, found, lambda number: marks.is_kept(slots[number]))
@@ -146,7 +147,8 @@ def _settle_with_others(one: Wanted, mark: bytes, marks: Marks) -> bool:
             # After the mark: what an earlier one was of must not seem to be kept.
             marks.keep(slots[number], one.holder)
     finally:
-        marks.leave(group)
+        if taken:
+            marks.leave(group)
     if step == "check":
         one.check()
     return True

@@ -24,6 +24,8 @@ from rl_trainer.flow.node_checks import GROUPS, MARK_BYTES, SLOTS_OF_GROUP
 
 _FOLDER: Final = Path("/dev/shm")
 _NAME: Final = "rltrain-checks"
+# Of two releases on one Ray, those with another layout have another file.
+_LAYOUT: Final = f"{GROUPS}x{SLOTS_OF_GROUP}x{MARK_BYTES}"
 _SIZE: Final = GROUPS * SLOTS_OF_GROUP * MARK_BYTES
 # Bytes behind the marks that stand for locks; there is nothing in them.
 _USED: Final = _SIZE
@@ -84,12 +86,13 @@ class SharedMarks:
         with self._mutex:
             keepers = self._keepers.setdefault(slot, set())
             keepers.add(keeper)  # first: what ends meanwhile leaves the lock
+            end = weakref.finalize(holder, self._end, slot, keeper)
+            end.atexit = False
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, _KEPT + slot)
-            except OSError:
-                keepers.discard(keeper)
+            except BaseException:  # also of a signal: the slot would be kept for ever
+                end()
                 raise
-            weakref.finalize(holder, self._end, slot, keeper).atexit = False
 
     def _end(self, slot: int, keeper: object) -> None:
         """Of a holder: its memory is given back right after this."""
@@ -107,23 +110,28 @@ def marks_of(node: str, folder: Path = _FOLDER) -> SharedMarks | None:
     key = os.getpid(), node
     with _one_at_a_time:
         if key not in _here:
+            path, marks = marks_file(node, folder), None
+            try:
+                _remove_unused(path)
+                marks = SharedMarks(path)
+            except BlockingIOError:  # removed again and again; the next time it may be there
+                return None
+            except OSError:  # there cannot be any, also later
+                pass
             _here.clear()  # of a Ray that is over
-            path = _path(node, folder)
-            _remove_unused(path)
-            _here[key] = None
-            with suppress(OSError):
-                _here[key] = SharedMarks(path)
+            _here[key] = marks
         return _here[key]
 
 
 def remove_marks(node: str, folder: Path = _FOLDER) -> None:
     """Those of a Ray node that is over."""
     with suppress(OSError):
-        _path(node, folder).unlink()
+        marks_file(node, folder).unlink()
 
 
-def _path(node: str, folder: Path) -> Path:
-    return folder / f"{_NAME}-{os.getuid()}-{node}"
+def marks_file(node: str, folder: Path = _FOLDER) -> Path:
+    """That of a Ray node, by its id."""
+    return folder / f"{_NAME}-{os.getuid()}-{node}-{_LAYOUT}"
 
 
 def _remove_unused(own: Path) -> None:
@@ -133,7 +141,7 @@ def _remove_unused(own: Path) -> None:
             if path != own:
                 file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
-                    if _lock(file, _USED):
+                    if _lock(file, _USED) and _is_there(path, os.fstat(file)):
                         path.unlink()
                 finally:
                     os.close(file)

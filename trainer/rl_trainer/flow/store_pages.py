@@ -30,7 +30,7 @@ _MEMORY = " /dev/shm/"
 # Not empty: this process's store was found to be there, and the list of mappings need not be read for what may stay.
 _in_memory: list[bool] = []
 # Stores in memory that this process has mapped: beginning and end of each, and what the list of mappings says of it.
-_stores: dict[tuple[int, int], list[str]] = {}
+_stores: list[tuple[tuple[int, int], list[str]]] = []
 # Beginnings and ends of what is read all the time.
 _used: dict[int, tuple[int, int]] = {}
 _numbers = count()
@@ -81,15 +81,14 @@ def places_in_store(arrays: Sequence[npt.NDArray[Any]], maps: Path = _MAPS) -> l
     if None in found:
         with suppress(OSError):
             lines = [line for line in maps.read_text().splitlines() if _MEMORY in line]
-            _stores.clear()
-            _stores.update((mapping, line.split()) for line in lines for mapping in store_mappings([line]))
+            _stores[:] = [(mapping, line.split()) for line in lines for mapping in store_mappings([line])]
         found = [_place(one) for one in arrays]
     return found
 
 
 def _place(array: npt.NDArray[Any]) -> str | None:
     start = int(array.ctypes.data)
-    for (first, last), (_, _, offset, device, number, *_) in _stores.items():
+    for (first, last), (_, _, offset, device, number, *_) in _stores:
         if first <= start and start + array.nbytes <= last:
             return f"{device} {number} {int(offset, 16) + start - first} {array.nbytes}"
     return None

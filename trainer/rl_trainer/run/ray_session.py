@@ -93,8 +93,9 @@ def ray_session(
     with quick_start(*forks):
         with _our_sigterm():
             url = _join(address, debug) if address else _start(cpus, debug, dashboard, leave)
-        node = "" if address else ray.get_runtime_context().get_node_id()
+        node = ""
         try:
+            node = "" if address else ray.get_runtime_context().get_node_id()
             yield RaySession(not address, f"http://{url}" if url else "")
         finally:
             ray.shutdown()
