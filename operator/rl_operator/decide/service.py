@@ -220,9 +220,9 @@ def _seen(look: _Look, service: EffectiveService, crowded: Diagnosis | None) -> 
     if found is not None:
         look = look.set("ClusterReady", "False", found.reason, found.message)
     elif crowded is not None:
-        state: State = "True" if ray is not None and ray.ready else "False"
+        state: State = "True" if _is_ready(world) else "False"
         look = look.set("ClusterReady", state, crowded.reason, crowded.message)
-    elif ray is not None and ray.ready and _head_is_ready(world, ray):
+    elif _is_ready(world):
         look = look.set("ClusterReady", "True", "Ready", "the pods are ready")
     else:
         look = look.set("ClusterReady", "False", "Starting", "the pods are starting")
@@ -247,10 +247,10 @@ def _seen(look: _Look, service: EffectiveService, crowded: Diagnosis | None) -> 
     return _promoting(look)
 
 
-def _head_is_ready(world: ServiceWorld, ray: RayService) -> bool:
+def _is_ready(world: ServiceWorld) -> bool:
     """KubeRay goes on to call a service ready whose head is gone, until there is another."""
-    head = world.head_of(ray.active)
-    return head is not None and head.ready
+    ray, head = world.ray, None if world.ray is None else world.head_of(world.ray.active)
+    return ray is not None and ray.ready and head is not None and head.ready
 
 
 def _traffic(world: ServiceWorld) -> list[Traffic]:

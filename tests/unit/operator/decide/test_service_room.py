@@ -94,7 +94,10 @@ def test_what_takes_more_than_there_is_waits_for_room() -> None:
     assert message.endswith("the service goes on as it was until there is room for what it is to become")
     assert not waits(one.status.conditions)
     assert one.status.phase == "Serving"
-    decision = one.look(others=others(accelerators=4))
+    pods = one.world.pods
+    one.look(pods=())
+    assert one.condition("ClusterReady")[:2] == ("False", "UpdateWaits"), "its head is gone"
+    decision = one.look(others=others(accelerators=4), pods=pods)
     assert kinds(decision) == []
     assert [each["kind"] for each in decision.apply] == ["RayService"]
     assert one.condition("ClusterReady")[1] == "Ready"
