@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,25 +101,18 @@ class Clients:
     @property
     def seen(self) -> dict[str, Any]:
         """Requests sent, answered and failed; answers by version, with the texts of each."""
-        why: list[str] = []
+        # On a busy node one of hundreds of calls fails.
+        return wait_for("the tally of the clients can be read", self.tally, 60, lambda: self._read().stderr)
 
-        def look() -> dict[str, Any] | None:
-            # On a busy node one of hundreds of calls fails.
-            seen, problem = self.tally()
-            why[:] = [problem]
-            return seen
+    def tally(self) -> dict[str, Any]:
+        """The same, empty where it cannot be read now."""
+        done = self._read()
+        return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {}
 
-        return wait_for("the tally of the clients can be read", look, 60, lambda: why[0])
-
-    def tally(self) -> tuple[dict[str, Any] | None, str]:
-        """The same where it can be read now, or None, and why it cannot."""
-        done = self._cluster.kubectl(
+    def _read(self) -> subprocess.CompletedProcess[str]:
+        return self._cluster.kubectl(
             "exec", self._pod, "-n", self._namespace, "--", "cat", RESULT, check=False
         )
-        if done.returncode or not done.stdout:
-            return None, done.stderr.strip() or "it is empty"
-        seen: dict[str, Any] = json.loads(done.stdout)
-        return seen, ""
 
     def wait_for_version(self, version: str, seconds: float) -> list[str]:
         """Texts of answers by this version, once there is one."""
@@ -187,9 +181,9 @@ def steady_clients(
     try:
         wait_for(
             "clients are answered",
-            lambda: (clients.tally()[0] or {"answered": 0})["answered"],
+            lambda: clients.tally().get("answered"),
             120,
-            lambda: f"they saw {clients.tally()}; {service.describe()}",
+            lambda: f"they saw {json.dumps(clients.tally())}; {service.describe()}",
         )
         yield clients
     except BaseException:

@@ -68,10 +68,9 @@ async def ask(session: aiohttp.ClientSession, tally: Tally) -> None:
 
 async def main() -> None:
     tally, under_way = Tally(), set()
-    timeout, connector = (
-        aiohttp.ClientTimeout(total=SECONDS),
-        aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
-    )
+    timeout = aiohttp.ClientTimeout(total=SECONDS)
+    # The address of a Service does not change.
+    connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         began = time.monotonic()
         while True:

@@ -21,7 +21,7 @@ from table import Check, at_most
 from gpu_lane.child import Child, ChildFailed, all_answers, progress
 from gpu_lane.job import Findings, Job, Row, Skipped
 from gpu_lane.machine import product_rate, synchronize
-from gpu_lane.memory import Peak, device_memory
+from gpu_lane.memory import OVER_PLAN, SMALL_MODEL, Peak, device_memory
 from gpu_lane.shapes import SHAPES
 from gpu_lane.workload import run_spec, trajectories
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 # Of a step's loss and gradient norm, between ways to divide the same model.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
-# Most that memory may be above its estimate; that of tiny models is all libraries' own.
-_OVER_PLAN = 1.10
-_SMALL = 10**8
 
 
 @dataclass(frozen=True)
@@ -229,6 +226,6 @@ def _checks(job: Job, rows: list[Row]) -> Iterator[Check]:
                 f"{difference:.1e}",
                 f"<= {bound:g}",
             )
-    if rows and _shape(job).parameters >= _SMALL:
+    if rows and _shape(job).parameters >= SMALL_MODEL:
         for row in rows:
-            yield at_most(f"{row['learner']}, memory / plan", row["highest / planned"], _OVER_PLAN)
+            yield at_most(f"{row['learner']}, memory / plan", row["highest / planned"], OVER_PLAN)

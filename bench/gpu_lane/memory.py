@@ -7,6 +7,11 @@ from worker_head import resident, start_high_water
 
 from gpu_lane.job import Job
 
+OVER_PLAN = 1.10
+"""Most that it may be of what `rltrain plan` reckons."""
+SMALL_MODEL = 10**8
+"""Parameters of models below which it is all libraries' own, and not held against the plan."""
+
 
 class Peak:
     """Begins when it is made."""

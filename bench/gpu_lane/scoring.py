@@ -16,7 +16,7 @@ from table import Check, at_least, at_most
 
 from gpu_lane.child import progress
 from gpu_lane.job import Findings, Job, Row, Skipped
-from gpu_lane.memory import Peak, device_memory
+from gpu_lane.memory import OVER_PLAN, SMALL_MODEL, Peak, device_memory
 from gpu_lane.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ COMPARED = 4
 """Texts that cores score as well, one by one."""
 # Values differ by rounding, and texts by much more: else a model that says the same of all would pass.
 _DIFFERENCE, _SPREAD = 1e-3, 100.0
-# As of learners.
-_OVER_PLAN, _SMALL = 1.10, 10**8
 
 
 def measure(job: Job) -> Findings:
@@ -63,10 +61,8 @@ def _row(job: Job, batch: int) -> Row:
     from rl_trainer.rollout.reward_model import RewardModel
 
     shape, work = model_shape(json.loads((job.model / "config.json").read_text())), SHAPES[job.shape]
-    layout, device = (
-        ScoringLayout.of(_spec(batch), shape, work.prompt + work.longest),
-        Device(device_memory(job), job.device == "cuda"),
-    )
+    layout = ScoringLayout.of(_spec(batch), shape, work.prompt + work.longest)
+    device = Device(device_memory(job), job.device == "cuda")
     if misfit := scoring_misfit(shape, layout, device):
         raise Skipped(misfit)
     progress(f"{batch} texts at once")
@@ -131,5 +127,5 @@ def _checks(job: Job, rows: Sequence[Row]) -> Iterator[Check]:
         found, spread = row["highest |d| from cores"], row["spread of values"]
         yield Check(f"{where}, |d| from cores", found <= _DIFFERENCE, f"{found:.1e}", f"<= {_DIFFERENCE:g}")
         yield at_least(f"{where}, spread / |d|", spread / max(found, 1e-9), _SPREAD)
-        if row["planned, GB"] * 1e9 >= 4 * _SMALL:
-            yield at_most(f"{where}, memory / plan", row["highest / planned"], _OVER_PLAN)
+        if row["planned, GB"] * 1e9 >= 4 * SMALL_MODEL:
+            yield at_most(f"{where}, memory / plan", row["highest / planned"], OVER_PLAN)

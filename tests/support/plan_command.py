@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,11 @@ spec:
 """
 
 Command = Callable[..., int]
+
+
+def texts_of(svg: Path) -> list[str]:
+    """What is written in a picture, in order."""
+    return [one.text or "" for one in ET.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def measured_run(folder: Path, steps: int = 6, **changes: float) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rl_api.errors import RLTrainError
-from rl_trainer.error_text import reason
+from rl_trainer.error_text import first_line, reason
 from rl_trainer.model.rows import local
 
 _PAGE = mmap.PAGESIZE
@@ -69,7 +69,7 @@ class Offloader:
                 self._away = _OutOfAccelerator(moved, dropped)
             except RuntimeError as error:  # torch's, that of memory which cannot be pinned too
                 raise RLTrainError(
-                    f"{self._owner}: its tensors cannot be moved from the GPU to pinned main memory ({_first_line(error)}); "
+                    f"{self._owner}: its tensors cannot be moved from the GPU to pinned main memory ({first_line(error)}); "
                     "give its node more memory, or set placement.residency: keep"
                 ) from error
         else:
@@ -96,7 +96,7 @@ class Offloader:
                 raise
             raise RLTrainError(
                 f"{self._owner}: {self._away.bytes / 1e9:.1f} GB of tensors cannot be moved back to the GPU "
-                f"({_first_line(error)}); another process has kept memory there: see with nvidia-smi which one, or run "
+                f"({first_line(error)}); another process has kept memory there: see with nvidia-smi which one, or run "
                 "without samplers on this device (placement.mode: disaggregated)"
             ) from error
         size, self._away = self._away.bytes, None
@@ -106,11 +106,6 @@ class Offloader:
         """Raises RLTrainError while the tensors are away: `doing` needs them."""
         if self._away is not None:
             raise RLTrainError(f"{self._owner}: its tensors are offloaded; onload them before {doing}")
-
-
-def _first_line(error: BaseException) -> str:
-    """Of what torch says, which goes on for many."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:

@@ -14,6 +14,7 @@ import torch
 
 from rl_api.errors import ModelError, RLTrainError
 from rl_api.task import RewardModelSpec
+from rl_trainer.error_text import first_line
 from rl_trainer.model.tokenizer import Tokenizer, load_tokenizer
 from rl_trainer.tasks.scoring import Completion
 
@@ -163,10 +164,6 @@ class _Filled(string.Formatter):
         return self._tokenizer.quoted("".join(parts), list(zip(ends[::2], ends[1::2], strict=False)))
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _opened(folder: Path, kind: str, device: str) -> Any:
     import transformers
 
@@ -179,7 +176,7 @@ def _opened(folder: Path, kind: str, device: str) -> Any:
         try:
             torch.zeros(1, device=device)
         except Exception as error:  # without a driver, a build for GPUs, or a device that works
-            raise RLTrainError(f"task.rewardModel: its GPU cannot be used ({_first_line(error)})") from None
+            raise RLTrainError(f"task.rewardModel: its GPU cannot be used ({first_line(error)})") from None
     try:
         model, told = opener.from_pretrained(
             str(folder),
@@ -192,7 +189,7 @@ def _opened(folder: Path, kind: str, device: str) -> Any:
     except torch.OutOfMemoryError:
         raise RLTrainError(f"task.rewardModel: its GPU has no room for the model of {folder}") from None
     except Exception as error:  # every family raises its own kinds
-        why = _first_line(error)
+        why = first_line(error)
         raise ModelError(f"task.rewardModel: no {kind} can be opened in {folder} ({why})") from None
     if missing := sorted(told["missing_keys"]):
         raise ModelError(
