@@ -139,7 +139,7 @@ def install_operator(
     # The image may have changed below an unchanged tag, so that pods are made anew each time.
     installed = f"podAnnotations.rltrain\\.dev/installed={time.time():.0f}"
     command = ["helm", "upgrade", "--install", "rltrain", str(chart)]
-    command += ["-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "120s"]
+    command += ["-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "360s"]
     fixed = (f"image.repository={repository}", f"image.tag={tag}", "resources.requests.cpu=20m")
     for value in (*fixed, *values):
         command += ["--set", value]
@@ -147,7 +147,7 @@ def install_operator(
     # Of an earlier call that was killed: helm would wait for it for ever.
     pending = "owner=helm,name=rltrain,status in (pending-install,pending-upgrade,pending-rollback)"
     cluster.kubectl("delete", "secrets", "-n", SYSTEM, "-l", pending, check=False)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     if done.returncode:
         # A broken installation is seen in the log of the pod, which helm does not show.
         cluster.save(ARTIFACTS / "operator", [SYSTEM])
@@ -184,7 +184,7 @@ def open_namespace(cluster: Cluster, request: pytest.FixtureRequest, words: str)
             if report is not None:
                 (ARTIFACTS / words / "failure.txt").write_text(report.longreprtext)
         cluster.kubectl(
-            "delete", "rltrainingruns,rlpolicyservices", "--all", "-n", name, "--timeout=60s", check=False
+            "delete", "rltrainingruns,rlpolicyservices", "--all", "-n", name, "--timeout=180s", check=False
         )
         both = (f"namespace/{name}", f"persistentvolume/{name}-{CLAIM}")
         cluster.kubectl("delete", *both, "--ignore-not-found", "--wait=false")
@@ -326,7 +326,7 @@ def serve(cluster: Cluster, namespace: str) -> Iterator[Callable[..., PolicyServ
         return PolicyService(cluster, name, namespace)
 
     yield apply
-    cluster.kubectl("delete", "rlpolicyservices", "--all", "-n", namespace, "--timeout=60s", check=False)
+    cluster.kubectl("delete", "rlpolicyservices", "--all", "-n", namespace, "--timeout=180s", check=False)
 
 
 Train = Callable[..., TrainingRun]

@@ -111,4 +111,4 @@ def admitted(cluster: Cluster, name: str, namespace: str, seconds: float) -> Non
 
 def gone(cluster: Cluster, name: str, namespace: str) -> None:
     """Its quota is free again."""
-    cluster.kubectl("delete", WORKLOADS, name, "-n", namespace, "--timeout=60s")
+    cluster.kubectl("delete", WORKLOADS, name, "-n", namespace, "--timeout=180s")

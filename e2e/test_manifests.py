@@ -18,8 +18,8 @@ from rl_api.documents import load_documents
 @pytest.fixture
 def manifests(cluster: Cluster) -> Iterator[None]:
     """The operator installed from manifests/ in place of the chart; afterwards the chart's again."""
-    helm = ["helm", "uninstall", "rltrain", "-n", SYSTEM, "--wait", "--timeout", "90s"]
-    subprocess.run(helm, check=True, capture_output=True, timeout=120)
+    helm = ["helm", "uninstall", "rltrain", "-n", SYSTEM, "--wait", "--timeout", "270s"]
+    subprocess.run(helm, check=True, capture_output=True, timeout=300)
     cluster.kubectl("delete", "rltrainingprofile", "default", "--ignore-not-found")
     text = (REPOSITORY / "manifests" / "rltrain.yaml").read_text()
     text = text.replace(f"rltrain-operator:{VERSION}", OPERATOR_IMAGE)
@@ -39,7 +39,7 @@ def manifests(cluster: Cluster) -> Iterator[None]:
 
 @pytest.mark.alone
 def test_installed_by_kubectl_from_the_manifests(cluster: Cluster, manifests: None, train: Train) -> None:
-    cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=120s", timeout=150)
+    cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=360s", timeout=400)
     wait_for("the Job makes the default profile", lambda: cluster.get("rltrainingprofile", "default"), 120)
     run = train("plain", {"profile": None})
     run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)

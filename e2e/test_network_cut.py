@@ -25,7 +25,7 @@ def cut_off(cluster: Cluster, pod: dict[str, Any]) -> Iterator[None]:
         "exec", name, "-n", space, "-c", "ray", "--", "cat", "/sys/class/net/eth0/iflink"
     ).stdout.strip()
     links = subprocess.run(
-        ["docker", "exec", node, "ip", "-o", "link"], capture_output=True, text=True, timeout=60, check=False
+        ["docker", "exec", node, "ip", "-o", "link"], capture_output=True, text=True, timeout=180, check=False
     )
     if links.returncode:
         pytest.skip(f"node {node} is no container of this Docker")
@@ -37,7 +37,7 @@ def cut_off(cluster: Cluster, pod: dict[str, Any]) -> Iterator[None]:
 
     def turn(way: str) -> None:
         subprocess.run(
-            ["docker", "exec", node, "ip", "link", "set", "dev", link, way], timeout=60, check=way == "down"
+            ["docker", "exec", node, "ip", "link", "set", "dev", link, way], timeout=180, check=way == "down"
         )
 
     turn("down")

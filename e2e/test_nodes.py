@@ -27,7 +27,7 @@ TAINTS = {"fake-h100": ["nvidia.com/gpu"], "fake-spot": ["nvidia.com/gpu", "exam
 
 def docker(*arguments: str) -> bool:
     """Whether docker did it: a node of kind is a container."""
-    done = subprocess.run(["docker", *arguments], check=False, capture_output=True, timeout=60)
+    done = subprocess.run(["docker", *arguments], check=False, capture_output=True, timeout=180)
     return done.returncode == 0
 
 
@@ -36,7 +36,7 @@ def mortal_node(cluster: Cluster, spare_node: str) -> Iterator[str]:
     """The spare node, which may be lost; it is back afterwards."""
     yield spare_node
     docker("unpause", spare_node)
-    cluster.kubectl("wait", "node", spare_node, "--for=condition=Ready", "--timeout=120s", timeout=150)
+    cluster.kubectl("wait", "node", spare_node, "--for=condition=Ready", "--timeout=360s", timeout=400)
 
 
 @pytest.mark.long

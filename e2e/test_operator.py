@@ -68,7 +68,7 @@ def test_deleting_a_run_leaves_nothing(
     steady.wait_for_step(1, START_SECONDS)
     assert any(each.startswith("RayJob/") for each in steady.objects())
     cluster.kubectl(
-        "delete", "rltrainingrun", steady.name, "-n", steady.namespace, "--timeout=150s", timeout=180
+        "delete", "rltrainingrun", steady.name, "-n", steady.namespace, "--timeout=360s", timeout=400
     )
     wait_for(
         "nothing is left of the run", lambda: not steady.objects(), 90, lambda: f"left: {steady.objects()}"

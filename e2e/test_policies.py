@@ -173,6 +173,6 @@ def test_a_new_pod_is_denied_before_anything_else(pods: Pods, policy: Any) -> No
     container.pop("readinessProbe")
     pods.cluster.apply(fresh)
     pods.cluster.kubectl(
-        "wait", "pod/fresh", "-n", pods.home, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=60s"
+        "wait", "pod/fresh", "-n", pods.home, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=180s"
     )
     assert pods.cluster.logs("fresh", pods.home) == "0 opened\n"

@@ -173,13 +173,13 @@ def copies_operator_and_head_die(cluster: Cluster, service: PolicyService, clien
 
     cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=0")
     try:
-        cluster.kubectl("wait", "pod", "-n", SYSTEM, "-l", OPERATOR, "--for=delete", "--timeout=60s")
+        cluster.kubectl("wait", "pod", "-n", SYSTEM, "-l", OPERATOR, "--for=delete", "--timeout=180s")
         since = time.time()
         goes_on(clients)
         assert clients.failed_of_those_sent(since) == []
     finally:
         cluster.kubectl("scale", "deployment", "rltrain", "-n", SYSTEM, "--replicas=1")
-        cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=120s")
+        cluster.kubectl("rollout", "status", "deployment/rltrain", "-n", SYSTEM, "--timeout=360s")
 
     (head,) = (pod["metadata"]["name"] for pod in service.pods("head"))
     killed = datetime.now(UTC)

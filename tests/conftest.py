@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadFileScheduling
+
+UNIT = Path(__file__).with_name("unit")
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("rltrain", deadline=None)
@@ -24,3 +27,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     from together import Together
 
     return Together(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which lines are run is seen in unit tests: to watch each line of the others' would take half of their time as well."""
+    for item in items:
+        if UNIT not in item.path.parents:
+            item.add_marker("no_cover")

@@ -277,6 +277,7 @@ class World:
         return may_start(state._bound(), version=state.version, slots_free=10**6, **counts)
 
 
+@pytest.mark.no_cover  # long, and other tests run these lines
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -12,6 +12,9 @@ from rl_api.planner.simulated import Outage, Simulated
 from rl_api.planner.simulator import simulate
 from rl_trainer.buffer.simulated import SimulatedBuffer, SimulatedLeases
 
+# Long simulations: to watch each of their lines would take twice as long again, and other tests run the same ones.
+pytestmark = pytest.mark.no_cover
+
 RNG = random.Random(4)
 PROFILE = RunProfile(
     group_size=3,

@@ -108,6 +108,7 @@ class Terminal:
         return b"".join(one.buffer.getvalue() for one in (self.out, self.err)).decode()  # type: ignore[attr-defined]
 
 
+@pytest.mark.no_cover  # long, and other tests run these lines
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(STATUS, ANYTHING))
 def test_watch_shows_any_status(status: Any) -> None:

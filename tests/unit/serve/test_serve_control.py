@@ -105,6 +105,7 @@ async def told(control: Control, number: int) -> dict[str, Any]:
     return dict(said["evaluations"][policy(number)["digest"]])
 
 
+@pytest.mark.no_cover  # long, and other tests run these lines
 def test_the_last_candidates_and_what_serves_are_in_a_status_that_stays_short(
     control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_what_cannot_be_measured_is_no_verdict_and_is_tried_again_when_it_is_ask
     run_async(work, SECONDS)
 
 
+@pytest.mark.no_cover  # long, and other tests run these lines
 def test_a_thousand_copies_are_counted_and_a_few_are_named(control: Control) -> None:
     async def work() -> None:
         for number in range(1000):

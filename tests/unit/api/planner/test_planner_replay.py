@@ -6,6 +6,9 @@ import pytest
 from placement_page import DOCS, PAGE, PICTURES, images, page, plan
 from published_steps import all_rows, embodied
 
+# Long simulations: to watch each of their lines would take twice as long again, and other tests run the same ones.
+pytestmark = pytest.mark.no_cover
+
 FAR = {
     ("RLinf, 7B on 64", "collocated over disaggregated in parts of 8 groups"),
     ("verl, collocated 7B", "on 64, s"),

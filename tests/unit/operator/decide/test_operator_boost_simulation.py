@@ -15,6 +15,9 @@ from rl_operator.decide import boost
 from rl_operator.decide.eviction_cost import measured, predicted_seconds, trains
 from rl_operator.model.workload import Boosts, Workload
 
+# Long simulations: to watch each of their lines would take twice as long again, and other tests run the same ones.
+pytestmark = pytest.mark.no_cover
+
 BORN = datetime(2026, 7, 1, tzinfo=UTC)
 TICK = 30
 """Seconds between two looks at a run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_worlds import CRASH, NOW, Story, all_pods, condition, running_ray
@@ -30,6 +31,7 @@ def seconds_of(status: RunStatus) -> float:
     return earlier + sum(had_pods(one) for one in status.attempts)
 
 
+@pytest.mark.no_cover  # long, and other tests run these lines
 @given(
     st.lists(st.tuples(ENDS, st.none() | st.integers(0, 10**6)), min_size=MOST_ATTEMPTS, max_size=130),
     st.integers(0, 100),
