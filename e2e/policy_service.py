@@ -144,7 +144,7 @@ class Clients:
 def steady_clients(
     service: PolicyService,
     image: str,
-    rate: float = 20.0,
+    rate: float = 10.0,
     name: str = "clients",
     key: str = "",
     url: str = "",

@@ -70,7 +70,7 @@ def a_bad_policy_goes_back_by_itself(run: TrainingRun, service: PolicyService, c
     assert back["digest"] == broken["digest"]
     assert "requests failed" in back["message"]
     assert service.status["refused"] == [broken["digest"]]
-    answered_since(clients, 100, service.describe)
+    answered_since(clients, 50, service.describe)
     others = [one for one in clients.seen["failed"] if "no numbers" not in one["error"]]
     assert others == []
 
@@ -94,7 +94,7 @@ def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
             "strategy": "incremental",
             "incremental": STEPS | {"gatewayClass": gateway_class},
             "gate": {},
-            "rollback": {"window": "5s", "minRequests": 10, "maxLatencyRatio": 1000},
+            "rollback": {"window": "5s", "minRequests": 5, "maxLatencyRatio": 1000},
         }
         service = serve(
             "chat",
@@ -125,7 +125,7 @@ def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
             )
             before = settled_share(service, second)
             assert 25 <= before < 100, halted
-            answered_since(clients, 300, service.describe)  # for three times the interval
+            answered_since(clients, 150, service.describe)  # for three times the interval
             assert settled_share(service, second) == before
             assert {first["version"], second} <= set(clients.seen["versions"])
             clients.assert_none_failed()
@@ -146,8 +146,8 @@ def test_traffic_moves_in_steps_with_a_halt_and_a_way_back(
             assert settled_share(service, second) == 100
             assert service.serving == second
             assert service.status.get("refused", []) == []
-            answered_since(clients, 100, service.describe)
-            clients.assert_all_answered(600)
+            answered_since(clients, 50, service.describe)
+            clients.assert_all_answered(300)
 
             a_bad_policy_goes_back_by_itself(run, service, clients)
             assert settled_share(service, second) == 100

@@ -146,7 +146,7 @@ def test_a_policy_in_a_bucket_with_keys_copies_and_a_step_by_hand(
 
         [one, _] = (pod["metadata"]["name"] for pod in service.pods("replica"))
         cluster.kubectl("delete", "pod", one, "-n", namespace, "--grace-period=0", "--force")
-        goes_on = clients.seen["answered"] + 100
+        goes_on = clients.seen["answered"] + 50
         wait_for("requests are answered", lambda: clients.seen["answered"] >= goes_on, 120, service.describe)
         wait_for(
             "both copies serve again",
