@@ -25,8 +25,9 @@ from rl_trainer.storage.remote_folder import RemoteFolder
 LIVENESS: Final = 5.0
 """Seconds without a sign of life, in these runs."""
 
-DEADLINE: Final = 90.0
-"""For anything that is waited for: a phase, the end of a run, its next step after a resume. Past it something hangs."""
+DEADLINE: Final = 240.0
+"""For anything that is waited for: a phase, a run's first step or its end, the next step after a resume. Past it something
+hangs: a busy machine takes minutes to start a run."""
 
 GONE_SECONDS: Final = 30.0
 """For a run's processes to be gone when its driver is."""
@@ -126,7 +127,7 @@ class Disturbed:
             resume = ["--resume"] if self.files.out.exists() else []
             settings = [*resume, *self._settings, "--set", f"stop.maxSteps={steps}"]
             with self.files.start(*settings, **self._environment) as process:
-                process.finish(60 + 2.0 * steps).assert_well()
+                process.finish(DEADLINE + 2.0 * steps).assert_well()
         return self.steps
 
     def assert_nothing_lost_or_twice(self) -> None:

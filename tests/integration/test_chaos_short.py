@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from campaign import Disturbance
 from fault_plan import Fault, draw
 from fault_report import Campaign
+
+# A campaign's own deadlines, each for one wait of many, say what hangs.
+pytestmark = pytest.mark.timeout(1500)
 
 SEED = 1
 # Each kind, and each target; which of several, and how long, the seed says. (A killed driver: `test_run_resume.py`.)
