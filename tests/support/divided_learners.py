@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from rl_trainer.trajectory import Trajectory
 from rl_trainer.weights.transports.adapter import AdapterPublisher, AdapterReceiver
 from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
 
-DEADLINE = 120.0
+DEADLINE = 240.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Case:
     learner: dict[str, object] = field(default_factory=dict)
     algorithm: dict[str, object] = field(default_factory=dict)
     model: dict[str, object] = field(default_factory=dict)
-    steps: int = 5
+    steps: int = 3
     busy: int | None = None
     first: int = 0
     parts: int = 1
@@ -267,7 +268,9 @@ class Ranks:
         self._start()
 
     def _start(self) -> None:
-        context = torch.multiprocessing.get_context("spawn")
+        # torch and the library are imported once, not by each.
+        context = torch.multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["rl_trainer.learner.rank", "transformers.modeling_utils"])
         self._processes, self._ends = [], []
         for rank in range(self._count):
             ours, theirs = context.Pipe()
@@ -302,3 +305,4 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.join()
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]  # it would stay as long as this process
