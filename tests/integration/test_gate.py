@@ -17,6 +17,7 @@ from training_runs import RunFiles, until
 
 from rl_api.errors import RLTrainError
 from rl_api.validation import load_run
+from rl_cli.main import main
 from rl_serve.gate.criteria import AgreementRule, Gate, HeldOutRule, LatencyRule, ProbeRule
 from rl_serve.gate.evaluate import evaluate
 from rl_serve.gate.heldout import load_heldout
@@ -140,25 +141,18 @@ def test_in_a_ray_actor(run: RunFiles, probe: Probe) -> None:
     ray.kill(judge)
 
 
-def compare(run: RunFiles, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "rl_cli.main", "compare", *arguments]
-    return subprocess.Popen(
-        command, cwd=run.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_the_command_in_the_folder_of_the_runs_file(run: RunFiles) -> None:
-    good = compare(
-        run, "out/checkpoints/step-00000002", "out/checkpoints/step-00000001", "--max-ratio", "1000"
-    )
-    out, err = good.communicate(timeout=300)
-    assert good.returncode == 0, err
+def test_the_command_in_the_folder_of_the_runs_file(
+    run: RunFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.folder)
+    steps = [f"out/checkpoints/step-0000000{number}" for number in (1, 2, 3)]
+    code = main(["compare", steps[1], steps[0], "--max-ratio", "1000"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
     assert out.splitlines()[-1].startswith("passed: held-out prompts: ")
-    bad = compare(
-        run, "out/checkpoints/step-00000003", "out/checkpoints/step-00000002", "--max-ratio", "1000"
-    )
-    out, err = bad.communicate(timeout=300)
-    assert bad.returncode == 1, err
+    code = main(["compare", steps[2], steps[1], "--max-ratio", "1000"])
+    out, err = capsys.readouterr()
+    assert code == 1, err
     assert out.splitlines()[-1].startswith("refused: held-out prompts: ")
     assert "Traceback" not in err
 
@@ -166,7 +160,14 @@ def test_the_command_in_the_folder_of_the_runs_file(run: RunFiles) -> None:
 def test_ctrl_c_ends_the_command(run: RunFiles) -> None:
     questions = "".join(f'{{"prompt": "{number}", "answer": "a"}}\n' for number in range(20_000))
     (run.folder / "many.jsonl").write_text(questions)
-    process = compare(run, "out/checkpoints/step-00000002", "--no-held-out", "--probe", "many.jsonl")
+    command = ["compare", "out/checkpoints/step-00000002", "--no-held-out", "--probe", "many.jsonl"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rl_cli.main", *command],
+        cwd=run.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stderr is not None
     lines: list[str] = []
     deadline = time.monotonic() + 240
