@@ -20,7 +20,13 @@ from training_runs import PROMPTS, Process, RunFiles, actors
 
 from rl_api.progress import SPEC_HASH_VARIABLE
 from rl_api.roles import LEAVE_VARIABLE
-from rl_trainer.run.local_ray.processes import only_needed_processes, patient
+from rl_trainer.run.local_ray.processes import (
+    fork_server,
+    forked_workers,
+    only_needed_processes,
+    patient,
+    quick_start,
+)
 
 # Enough steps that no run ends before it is told to.
 ENDLESS = {"maxSteps": 100_000}
@@ -32,7 +38,10 @@ def node(role: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def standing() -> Iterator[Cluster]:
-    """A head, and a node for the learner."""
+    """A head, and a node for the learner, which stay: their workers are forked from one process, which has imported torch.
+
+    Such a worker sees the end of one raylet alone, and those of samplers are to be gone with theirs.
+    """
     with pytest.MonkeyPatch.context() as environment:
         # Ray gives a silent node half a minute; here its processes are just gone.
         environment.setenv("RAY_health_check_initial_delay_ms", "1000")
@@ -42,9 +51,10 @@ def standing() -> Iterator[Cluster]:
         environment.delenv("RAY_AUTH_MODE", raising=False)
         made = Cluster()
         try:
-            with patient(), only_needed_processes():
-                made.add_node(**node("head"), include_dashboard=False)
-                made.add_node(**node("learner"))
+            with patient(), only_needed_processes(), quick_start(fork_server):
+                with quick_start(forked_workers):
+                    made.add_node(**node("head"), include_dashboard=False)
+                    made.add_node(**node("learner"))
                 yield made
         finally:
             made.shutdown()
