@@ -1,4 +1,4 @@
-"""A thousand odd objects: the operator goes on, and so do the runs of others. `make fuzz` sends them for half an hour."""
+"""Six hundred odd objects: the operator goes on, and so do the runs of others. `make fuzz` sends them for half an hour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fuzzing import PATHS, Fuzzing
 from kube import KubeApi
 from operator_process import OperatorProcess
 
-OBJECTS, SEED = 1200, 1
+OBJECTS, SEED = 600, 1
 # A bound for a machine under load; an idle one sends them in a fraction of it.
 SECONDS = 400.0
 # Runs of somebody else that are tried meanwhile, at least.
