@@ -7,12 +7,16 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import together
 from cluster_runs import file, kubeconfig, namespace, run
 from kube import kube
 from kueue_process import queued
-from together import ON_A_CLUSTER_WITH_KUEUE
+from together import ON_A_CLUSTER, ON_A_CLUSTER_WITH_KUEUE
 
 from rl_trainer.run.ray_session import ray_session
+
+# Files whose tests ask for what is started once.
+SHARED = {"queued": ON_A_CLUSTER_WITH_KUEUE, "kube": ON_A_CLUSTER}
 
 __all__ = ["file", "kube", "kubeconfig", "local_ray", "namespace", "queued", "run"]
 
@@ -23,8 +27,18 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that need Kueue first, one after the other: its cluster is started once and ends with them."""
-    items.sort(key=lambda item: not needs_kueue(item))
+    """Those that share a cluster first, one after the other: it is started once and ends with them.
+
+    Raises:
+        pytest.UsageError: a test asks for a cluster in a file that is not among those that share it.
+    """
+    for item in items:
+        for fixture, files in SHARED.items():
+            if fixture in getattr(item, "fixturenames", ()) and item.path.name not in files:
+                raise pytest.UsageError(
+                    f"{item.path.name} asks for {fixture}: name it in {together.__file__}"
+                )
+    items.sort(key=lambda item: [item.path.name not in files for files in SHARED.values()])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -36,17 +50,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     try:
         yield
     finally:
-        over = ["queued"] if nextitem is None or not needs_kueue(nextitem) else []
+        name = nextitem.path.name if nextitem is not None else ""
+        over = [fixture for fixture, files in SHARED.items() if name not in files]
         if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
-            over += ["kube", "local_ray"]
-        for name in over:
-            for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
-                fixture.finish(item._request)
-
-
-def needs_kueue(item: pytest.Item) -> bool:
-    """Whether its file is one of those on a cluster with Kueue."""
-    return item.path.name in ON_A_CLUSTER_WITH_KUEUE
+            over.append("local_ray")
+        for fixture in over:
+            for definition in item.session._fixturemanager.getfixturedefs(fixture, item) or ():
+                definition.finish(item._request)
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,38 @@ ON_A_CLUSTER_WITH_KUEUE: Final = (
     "test_operator_evictions.py",
 )
 
+# One API server for the others that ask for one, for the same reason, and because one that is idle takes its part of a
+# processor, and a gigabyte: it ends with the last of them.
+ON_A_CLUSTER: Final = (
+    "test_admission_profiles.py",
+    "test_admission_services.py",
+    "test_chart_install.py",
+    "test_cli_cluster.py",
+    "test_cli_fleet.py",
+    "test_cli_watch.py",
+    "test_crd_agreement.py",
+    "test_crd_rules.py",
+    "test_fuzz.py",
+    "test_gang.py",
+    "test_kube_apiserver.py",
+    "test_operator_line.py",
+    "test_operator_loop.py",
+    "test_operator_oddities.py",
+    "test_operator_replanning.py",
+    "test_operator_services.py",
+    "test_operator_writes.py",
+    "test_prometheus.py",
+    "test_scenarios_reader.py",
+    "test_tutorials.py",
+)
+
 
 class Together(LoadFileScheduling):
     """`--dist loadfile`, with files that one process must have."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "a cluster with Kueue" if Path(file).name in ON_A_CLUSTER_WITH_KUEUE else file
+        name = Path(file).name
+        if name in ON_A_CLUSTER_WITH_KUEUE:
+            return "a cluster with Kueue"
+        return "a cluster" if name in ON_A_CLUSTER else file
