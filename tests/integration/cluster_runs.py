@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kube import KubeApi
 
-DEADLINE = 30.0
+DEADLINE = 90.0
 RUN = """\
 apiVersion: rltrain.dev/v1alpha1
 kind: RLTrainingRun

@@ -10,7 +10,7 @@ from typing import Any
 
 from kube import KubeApi
 
-SECONDS = 30.0
+SECONDS = 120.0
 ACCELERATOR = "nvidia.com/gpu"
 RUN = {
     "apiVersion": "rltrain.dev/v1alpha1",
@@ -118,7 +118,7 @@ class Queue:
         deadline = time.monotonic() + SECONDS
         while not (found := condition()):
             assert time.monotonic() < deadline, f"{what}: not within {SECONDS:.0f} s: {self._all()}"
-            time.sleep(0.1)
+            time.sleep(0.4)
         return found
 
     def until_admitted(self, name: str) -> dict[str, int]:

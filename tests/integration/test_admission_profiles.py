@@ -19,7 +19,7 @@ from rl_operator.plan.refused import Refused
 
 ROOT = Path(__file__).parents[2]
 HELM = ROOT / ".tools" / "bin" / "helm"
-DEADLINE = 30.0
+DEADLINE = 90.0
 DIGEST = f"registry.example/team/a@sha256:{'0' * 64}"
 SPEC: dict[str, Any] = {
     "model": {"source": "tiny"},
@@ -91,7 +91,7 @@ def until(so: Callable[[], bool]) -> None:
     begun = time.monotonic()
     while not so():
         assert time.monotonic() - begun < DEADLINE, "the API server has not seen it"
-        time.sleep(0.2)
+        time.sleep(0.4)
 
 
 def policies() -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def until(so: Callable[[], bool], what: str) -> None:
     begun = time.monotonic()
     while not so():
         assert time.monotonic() - begun < SECONDS, f"not in time: {what}"
-        time.sleep(0.2)
+        time.sleep(0.4)
 
 
 @pytest.fixture

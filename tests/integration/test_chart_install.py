@@ -231,13 +231,13 @@ def test_its_rights_are_enough_for_a_run_from_its_beginning_to_its_end(
         installed.kubectl("delete", "rlrun", "--all", "-n", namespace, "--wait=false")
 
 
-def wait_for(condition: Callable[[], bool], log: Path, seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], log: Path, seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, (
             f"not within {seconds:.0f} s; the operator's log:\n{log.read_text()[-3000:]}"
         )
-        time.sleep(0.2)
+        time.sleep(0.4)
 
 
 def of_size(characters: int) -> str:
@@ -248,10 +248,10 @@ def of_size(characters: int) -> str:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.2)
+        time.sleep(0.4)
 
 
 def test_a_spec_larger_than_64_kib_is_refused_and_one_that_is_stored_may_go_on(installed: KubeApi) -> None:

@@ -327,11 +327,11 @@ def test_a_cluster_without_the_chart(kube: KubeApi, capsys: pytest.CaptureFixtur
         # The API server answers for a moment after the definition is gone.
         raw, gone = "/apis/rltrain.dev/v1alpha1/rltrainingruns", time.monotonic() + DEADLINE
         while kube.kubectl("get", "--raw", raw, check=False).returncode == 0 and time.monotonic() < gone:
-            time.sleep(0.2)
+            time.sleep(0.4)
         for arguments in (["watch"], ["watch", "arithmetic"], ["apply", str(file)]):
             deadline = time.monotonic() + DEADLINE
             while (status := main(arguments)) == 0 and time.monotonic() < deadline:
-                time.sleep(0.2)
+                time.sleep(0.4)
             assert status == 1
             assert error_of(capsys).startswith(
                 "this cluster does not know RLTrainingRun: install the chart first"

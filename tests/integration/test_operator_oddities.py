@@ -46,12 +46,12 @@ def accepted(kube: KubeApi, namespace: str, name: str) -> dict[str, Any]:
     return next((one for one in conditions if one["type"] == "Accepted"), {})
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.1)
+        time.sleep(0.4)
     return True
 
 

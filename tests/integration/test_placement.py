@@ -121,7 +121,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + COMMAND_SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, what
-        time.sleep(0.1)
+        time.sleep(0.4)
     return found
 
 

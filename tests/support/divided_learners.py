@@ -52,7 +52,7 @@ class Case:
     learner: dict[str, object] = field(default_factory=dict)
     algorithm: dict[str, object] = field(default_factory=dict)
     model: dict[str, object] = field(default_factory=dict)
-    steps: int = 3
+    steps: int = 5
     busy: int | None = None
     first: int = 0
     parts: int = 1
