@@ -97,6 +97,9 @@ class Client:
         while True:  # the API server ends a watch that cannot follow
             url = f"{self.server}{path}&resourceVersion={since}"
             async with self._session.get(url, headers=accepted) as answer:
+                if answer.status == 429:  # as for moments after a definition was made
+                    await asyncio.sleep(float(answer.headers.get("Retry-After", "1")))
+                    continue
                 answer.raise_for_status()
                 begun.set()
                 async for line in answer.content:

@@ -149,8 +149,7 @@ class KubeApi:
         """Apply CustomResourceDefinitions, given as YAML or as Helm templates, and wait until they are served."""
         # Templates hold no values, only conditions on lines of their own.
         text = "\n---\n".join(
-            _stored_versions(re.sub(r"^\s*\{\{.*?\}\}\s*$", "", file.read_text(), flags=re.MULTILINE))
-            for file in files
+            re.sub(r"^\s*\{\{.*?\}\}\s*$", "", file.read_text(), flags=re.MULTILINE) for file in files
         )
         how = ("--server-side", "--force-conflicts", "-o", "name")
         # Their names are kubectl's to say: PyYAML takes seconds for KubeRay's four megabytes.
@@ -253,8 +252,7 @@ def our_definitions() -> list[Path]:
 
 
 def kuberay_definitions() -> list[Path]:
-    """KubeRay's CustomResourceDefinitions, which scripts/tools takes from KubeRay's own Go module, but for that of
-    RayCronJobs, which nobody makes: the server works on it for seconds."""
+    """KubeRay's CustomResourceDefinitions, which scripts/tools takes from KubeRay's own Go module."""
     folder = REPOSITORY / ".tools" / "share" / "kuberay-crds"
     if not folder.is_dir() and shutil.which("go"):
         subprocess.run(
@@ -263,7 +261,7 @@ def kuberay_definitions() -> list[Path]:
             timeout=240,
             stdout=subprocess.DEVNULL,
         )
-    return [file for file in sorted(folder.glob("*.yaml")) if "raycronjobs" not in file.name]
+    return sorted(folder.glob("*.yaml"))
 
 
 @pytest.fixture(scope="session")
@@ -281,13 +279,6 @@ def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApi]:
         yield api
     finally:
         api.stop()
-
-
-def _stored_versions(definition: str) -> str:
-    """A definition without versions that are not stored: nobody asks for KubeRay's older one, and what the server makes of
-    its schemas takes it as long as that of the newer one."""
-    before, *versions = re.split(r"^(?=  - )", definition, flags=re.MULTILINE)
-    return before + "".join(one for one in versions if "\n    storage: false\n" not in one)
 
 
 def _spawn(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -23,7 +23,7 @@ from kueue_process import find_kueue
 SECONDS = 540.0
 pytestmark = pytest.mark.timeout(600)
 
-RUNS, URGENT = 6, 3
+RUNS, URGENT = 10, 4
 LISTED = 30
 
 
@@ -63,8 +63,8 @@ def test_urgent_runs_of_a_fleet_get_their_quota_from_runs_that_are_asked_for_a_c
     tmp_path: Path,
 ) -> None:
     queues_or_skip()
-    # 96 accelerators, which the runs take whole: each urgent run needs the quota of one of them.
-    options = [f"--runs={RUNS}", "--namespaces=2", "--nodes=12", f"--urgent={URGENT}", "--seed=1"]
+    # 160 accelerators, which the runs take whole: each urgent run needs the quota of one of them.
+    options = [f"--runs={RUNS}", "--namespaces=2", "--nodes=20", f"--urgent={URGENT}", "--seed=1"]
     found = figures(tmp_path, "fleet", *options, "--modes", "workload")
     (result,) = found["meta"]["results"]
     assert result["mode"] == "workload"
