@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import subprocess
 import time
 import tomllib
@@ -45,6 +46,8 @@ OPERATOR_IMAGE = os.environ.get("E2E_OPERATOR_IMAGE", f"rltrain-operator:{VERSIO
 OBJECT_STORE_IMAGE = os.environ.get("E2E_OBJECT_STORE_IMAGE", f"rltrain-e2e-object-store:{VERSION}")
 GATEWAY_IMAGE = os.environ.get("E2E_GATEWAY_IMAGE", f"rltrain-e2e-gateway:{VERSION}")
 GPU_IMAGE = os.environ.get("E2E_GPU_IMAGE", f"rltrain-trainer:{VERSION}-gpu")
+UNTIL = float(os.environ.get("E2E_UNTIL", "inf"))
+"""Seconds since the epoch, after which no scenario begins: .ci/run has 90 minutes, however slow the machine is."""
 # A node for one scenario alone, which takes it away; no other pod tolerates its taint.
 SPARE = "rltrain.dev/e2e-spare"
 PROFILE = {
@@ -84,10 +87,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that nobody may run beside first, then the long ones: at the end no process waits long for another."""
-    items.sort(
-        key=lambda item: (item.get_closest_marker("alone") is None, item.get_closest_marker("long") is None)
+    """Long ones first, so that no process waits long for another; in the end those that nobody may run beside, of which each
+    commit has another order: where the time is not enough for all (`E2E_UNTIL`), it is not enough for others each time."""
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
+    turns = random.Random(head.stdout)
+
+    def place(item: pytest.Item) -> tuple[bool, float, bool]:
+        alone = item.get_closest_marker("alone") is not None
+        return alone, alone * turns.random(), item.get_closest_marker("long") is None
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before a fixture begins anything."""
+    skip_when_it_is_late()
+
+
+def skip_when_it_is_late() -> None:
+    if time.time() > UNTIL:
+        pytest.skip("no time was left for it; make e2e by itself takes as long as it takes")
 
 
 class Scenarios(LoadScopeScheduling):
@@ -226,6 +248,7 @@ def turn(request: pytest.FixtureRequest, record_property: Callable[[str, Any], N
     start = time.monotonic()
     with in_turn(alone=request.node.get_closest_marker("alone") is not None):
         record_property("waited", time.monotonic() - start)
+        skip_when_it_is_late()
         yield
 
 
