@@ -357,6 +357,7 @@ _REPORT = pytest.StashKey[pytest.TestReport]()
 _ENFORCING = pytest.StashKey[ExitStack]()
 _ENFORCED = pytest.StashKey[str]()
 _times: dict[str, tuple[str, float]] = {}
+ORDER = ("skipped", "passed", "failed")
 _prompts: list[int] = []
 
 
@@ -385,7 +386,8 @@ def pytest_terminal_summary(
     terminalreporter.section("scenarios")
     if _ENFORCED in config.stash:
         terminalreporter.write_line(f"network policies were enforced by {config.stash[_ENFORCED]}")
-    for name, (outcome, seconds) in _times.items():
+    # What one looks for comes last: of a long output often the end alone is kept.
+    for name, (outcome, seconds) in sorted(_times.items(), key=lambda each: ORDER.index(each[1][0])):
         terminalreporter.write_line(f"{outcome:8}{seconds:7.0f} s  {name.replace('_', ' ')}")
     if _prompts:
         terminalreporter.write_line(

@@ -17,6 +17,8 @@ EXAMPLES = REPOSITORY / "examples"
 CLAIM = "checkpoints"
 # More steps than any scenario waits for: it lowers the number when it has seen what it wants (`wind_up`).
 ENDLESS = {"stop": {"maxSteps": 2000}}
+# Of the message of a run that ended while no operator was there to read its last step.
+UNREAD = "nobody was there to read its last figures"
 # Of a core: what a pod reserves, and not what it may use. Scenarios beside each other find room on one node of two cores,
 # also where a run has more pods than most.
 RESERVED = 0.1
@@ -206,8 +208,13 @@ class TrainingRun:
         Returns:
             how many prompts were trained on; 0 of a run that trains, waits, or has failed.
         """
-        if self.condition("Succeeded").get("status") == "True":
-            return check_every_step_once(self.metrics(image), self.step)
+        succeeded = self.condition("Succeeded")
+        if succeeded.get("status") == "True":
+            metrics, step = self.metrics(image), self.step
+            if UNREAD in succeeded["message"]:  # the operator changed as the run ended: its step is an older one
+                assert metrics[-1]["step"] >= step, f"step {step} in its status, {metrics[-1]['step']} in metrics.jsonl"
+                step = metrics[-1]["step"]
+            return check_every_step_once(metrics, step)
         if self.condition("Suspended").get("status") == "True" and "checkpoint" in self.status:
             metrics, kept = self.metrics(image), int(self.status["checkpoint"]["step"])
             # Its driver may end a step or two after the checkpoint that it was asked for, with another one.

@@ -79,7 +79,7 @@ def a_sampler(before: Any) -> SamplerActor:
 
 def test_a_sampler_that_is_told_to_go_as_the_buffer_releases_it_says_that_it_left():
     with pytest.raises(SamplerLeft, match="has given 2 unfinished groups back"):
-        a_sampler(lambda sampler: sampler.leave()).run()
+        a_sampler(lambda sampler: sampler._delivery.leave()).run()
 
 
 def test_an_evaluation_of_a_sampler_that_leaves_ends_as_its_loop_does():
@@ -90,7 +90,7 @@ def test_an_evaluation_of_a_sampler_that_leaves_ends_as_its_loop_does():
         for job in jobs:
             sampler._evaluations.ask(job)
         sampler._evaluations.begin()
-        sampler.leave()
+        sampler._delivery.leave()
 
     with pytest.raises(SamplerLeft):
         a_sampler(leave).run()
@@ -106,7 +106,7 @@ def test_a_sampler_whose_run_is_over_returns():
 def test_a_sampler_that_leaves_lives_when_it_gives_its_groups_back():
     """It has its device till its loop has ended."""
     sampler: Any = a_sampler(lambda _: None)
-    assert sampler.leave() == 2
+    assert sampler._delivery.leave() == 2
     assert sampler.buffer.release.call_args.kwargs == {"lives": True}
 
 

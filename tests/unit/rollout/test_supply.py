@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -94,6 +95,26 @@ def test_who_leaves_says_so_though_the_buffer_does_not_answer(error: Exception) 
     assert (
         str(delivery.left()) == "sampler 2 is told to go with its pod and has given 0 unfinished groups back"
     )
+
+
+def test_who_is_ended_next_is_kept_until_its_loop_has_told_the_driver() -> None:
+    buffer = MagicMock()
+    buffer.release.return_value = [5, 6]
+    woken = threading.Event()
+    delivery = Delivery(buffer, 2, woken.set)
+    with ThreadPoolExecutor(1) as pool:
+        notice = pool.submit(delivery.leave_and_end)
+        assert woken.wait(30.0)
+        assert not notice.done(), "the loop is still at work"
+        assert "2 unfinished groups" in str(delivery.left())
+        assert notice.result(30.0) == 2
+
+
+def test_a_loop_that_does_not_end_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_trainer.rollout.delivery.END_SECONDS", 0.01)
+    buffer = MagicMock()
+    buffer.release.return_value = []
+    assert Delivery(buffer, 2, lambda: None).leave_and_end() == 0
 
 
 def test_what_the_buffer_does_not_take_is_raised_once() -> None:

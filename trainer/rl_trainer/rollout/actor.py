@@ -140,7 +140,7 @@ class SamplerActor(Worker):
         self._loaded: int | None = None
         self._too_long = 0  # prompts one after the other
         if at := os.environ.get(LEAVE_VARIABLE):
-            Door(Path(at), self.leave)
+            Door(Path(at), self._delivery.leave_and_end)
 
     def ready(self) -> int:
         """Answers once the model and the task are loaded; the rank."""
@@ -269,10 +269,6 @@ class SamplerActor(Worker):
         if groups := handed(begun, self._supply.give_up_tickets()):
             self.buffer.hand_over(self.rank, groups)
             self.spans.add("hand over", started, time.time(), groups=len(groups))
-
-    def leave(self) -> int | None:
-        """The pod is told to go; see `Delivery.leave`."""
-        return self._delivery.leave()
 
     # -- the loop's parts ------------------------------------------------------------------------------------------
 

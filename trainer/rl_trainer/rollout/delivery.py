@@ -15,6 +15,8 @@ from rl_trainer.trajectory import Group
 # How long a sampler that leaves waits for the buffer to take what is finished, and to take the rest back. It takes
 # milliseconds, unless the buffer is about to go as well: the pod must not be kept for that.
 PUT_SECONDS, RELEASE_SECONDS = 2.0, 5.0
+# How long its process is kept until its loop has told the driver so.
+END_SECONDS = 5.0
 
 
 class Delivery:
@@ -24,7 +26,7 @@ class Delivery:
         """`wake`: called when the loop is to end."""
         self._buffer, self._rank, self._wake = buffer, rank, wake
         self._puts: list[Future[Any]] = []
-        self._leaving, self._given_back = threading.Event(), threading.Event()
+        self._leaving, self._given_back, self._told = threading.Event(), threading.Event(), threading.Event()
         self._unfinished = 0
 
     @property
@@ -56,8 +58,16 @@ class Delivery:
             self._given_back.set()
         return self._unfinished
 
+    def leave_and_end(self) -> int | None:
+        """The same, where this process is ended next: before that the driver is told who leaves, and not only that a node
+        was lost."""
+        unfinished = self.leave()
+        self._told.wait(END_SECONDS)
+        return unfinished
+
     def left(self) -> SamplerLeft:
         """What to raise then; waits until everything is given back, or that is given up."""
         self._given_back.wait(2 * (PUT_SECONDS + RELEASE_SECONDS))
+        self._told.set()
         groups = f"{self._unfinished} unfinished group{'' if self._unfinished == 1 else 's'}"
         return SamplerLeft(f"sampler {self._rank} is told to go with its pod and has given {groups} back")
