@@ -178,15 +178,21 @@ def is_ready(found: Mapping[str, Any]) -> bool:
 
 
 def wait_for(
-    what: str, look: Callable[[], T | None], seconds: float, why: Callable[[], str] | None = None
+    what: str,
+    look: Callable[[], T | None],
+    seconds: float,
+    why: Callable[[], str] | None = None,
+    *,
+    every: float = 0.5,
 ) -> T:
-    """The first true answer of `look`, asked every half second.
+    """The first true answer of `look`, which is asked every so many seconds.
 
     Args:
         what: the fact that is waited for, in the message when it does not come.
         look: answers something true when it holds.
         seconds: deadline, on a quiet machine (`PATIENCE`).
         why: what is known when the deadline has passed.
+        every: seconds from one look to the next, more than half a one where a look is dear.
 
     Raises:
         AssertionError: the deadline has passed.
@@ -199,4 +205,4 @@ def wait_for(
             return found
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:.0f} s: {what}" + (f"; {why()}" if why else ""))
-        time.sleep(0.5)
+        time.sleep(every)

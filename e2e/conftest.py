@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import random
 import subprocess
@@ -87,16 +88,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long ones first, so that no process waits long for another; in the end those that nobody may run beside, of which each
-    commit has another order: where the time is not enough for all (`E2E_UNTIL`), it is not enough for others each time."""
+    """Long ones first, so that no process waits long for another; in the end those that nobody may run beside. Where time may
+    be too short for all (`E2E_UNTIL`), each commit takes the files in another order: it is too short for others each time."""
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
-    turns = random.Random(head.stdout)
+    files = sorted({item.path.name for item in items})
+    random.Random(head.stdout).shuffle(files)
 
-    def place(item: pytest.Item) -> tuple[bool, float, bool]:
-        alone = item.get_closest_marker("alone") is not None
-        return alone, alone * turns.random(), item.get_closest_marker("long") is None
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        short = item.get_closest_marker("long") is None
+        turn = short if math.isinf(UNTIL) else files.index(item.path.name)
+        return item.get_closest_marker("alone") is not None, turn
 
     items.sort(key=place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_client import Cluster, wait_for
 from conftest import SPARE, Train
-from test_scaling import goes_on, hears, said
+from test_scaling import goes_on, hears_of_samplers, said
 from test_training import START_SECONDS
 from training_run import ENDLESS, TrainingRun
 
@@ -55,7 +55,7 @@ def test_a_drained_sampler_gives_its_groups_back_and_the_learner_trains_on(
     spec = ENDLESS | {"sampler": {"replicas": 2, "minReplicas": 1, "pools": ["spare"]}}
     run = train("shift", spec)
     run.wait_for_step(1, START_SECONDS)
-    hears(cluster, run, "joined: 2 samplers now")
+    hears_of_samplers(cluster, run, 2)
     home = run.pods("head")[0]["spec"]["nodeName"]
     cluster.kubectl("label", "node", home, f"{SPARE}=true")
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from cluster_client import Cluster
 from conftest import Train
-from test_scaling import hears, wait_for_samplers, wind_up
+from test_scaling import hears_of_samplers, wait_for_samplers, wind_up
 from test_training import START_SECONDS
 from training_run import ENDLESS
 from who_is_answered import ENCRYPTED, PROGRAM
@@ -21,7 +21,7 @@ def test_a_run_trains_with_encryption(cluster: Cluster, train: Train) -> None:
     run = train("sealed", ENDLESS | {"scheduling": {"encryption": True}, "sampler": {"replicas": 2}})
     run.wait_for_step(1, START_SECONDS)
     wait_for_samplers(run, 2)
-    hears(cluster, run, "joined: 2 samplers now")
+    hears_of_samplers(cluster, run, 2)
     [head] = run.pods("head")
     first, second = sorted(run.pods("sampler"), key=lambda pod: pod["metadata"]["creationTimestamp"])
 

@@ -211,8 +211,12 @@ class TrainingRun:
         succeeded = self.condition("Succeeded")
         if succeeded.get("status") == "True":
             metrics, step = self.metrics(image), self.step
-            if UNREAD in succeeded["message"]:  # the operator changed as the run ended: its step is an older one
-                assert metrics[-1]["step"] >= step, f"step {step} in its status, {metrics[-1]['step']} in metrics.jsonl"
+            if (
+                UNREAD in succeeded["message"]
+            ):  # the operator changed as the run ended: its step is an older one
+                assert metrics[-1]["step"] >= step, (
+                    f"step {step} in its status, {metrics[-1]['step']} in metrics.jsonl"
+                )
                 step = metrics[-1]["step"]
             return check_every_step_once(metrics, step)
         if self.condition("Suspended").get("status") == "True" and "checkpoint" in self.status:

@@ -35,6 +35,9 @@ def say(**line):
     with open(os.environ["RLTRAIN_METRICS"], "a") as file:
         file.write(json.dumps(line) + "\\n")
 step = int(open(place).read()) if os.environ["RLTRAIN_RESUME"] == "1" else 0
+if step and settings.get("loads"):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(1000)
 if step:
     say(event="evaluation", step=step, score=0.5)
 print("begins at", step, "speed", os.environ.get("SPEED"))
@@ -268,6 +271,22 @@ def test_who_asks_for_a_checkpoint_stops_it(folder: Folder, forgetful: bool) -> 
         time.sleep(0.05)
     process.communicate()
     assert process.returncode == 143
+
+
+def test_where_a_program_goes_on_is_known_before_it_says_so(folder: Folder) -> None:
+    """Of the attempt before nobody may have read it, and this one may be stopped while it still loads."""
+    assert folder.run()[0] == 0
+    folder.configure(steps=10, loads=True)
+    process = folder.start("--resume", RLTRAIN_STATUS_TOKEN="secret")
+    ask, status = asking(process), {"phase": "Starting"}
+    while status["phase"] != "Training":
+        status = ask("/status")[1]
+        assert process.poll() is None, process.communicate()
+    assert status["checkpoint"]["step"] == 5
+    code, answer = ask("/checkpoint", b"{}")
+    assert (code, answer["checkpoint"]) == (200, status["checkpoint"])
+    process.kill()
+    process.communicate()
 
 
 def test_a_program_with_nothing_left_to_do_shows_what_was_reached(folder: Folder) -> None:

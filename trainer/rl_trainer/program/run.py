@@ -78,6 +78,8 @@ class ProgramRun(Attempt):
         self.counters.step = int(earlier.get("step", 0))
         self._serve(self._ask)
         self._show_reached()
+        if kept := earlier.get("checkpoint"):  # of which, perhaps, nobody has read: there it goes on
+            self._show_checkpoint(CheckpointStatus.model_validate(kept))
         self.metrics = self._stack.enter_context(MetricsWriter(path))
         lines = path / LINES_FILE
         if earlier:
@@ -227,6 +229,7 @@ class ProgramRun(Attempt):
             "metricsPosition": recorded,
             "beforeFirstStep": self._first,
             "resumedFrom": self.counters.resumed_from,
+            "checkpoint": self._checkpoint.to_document() if self._checkpoint else None,
         }
         write_atomic(self.folder.path / STATE_FILE, dump_json(state) + "\n")
 
@@ -293,9 +296,8 @@ class ProgramRun(Attempt):
             self.server.update(self._progress)
         elif event.kind == "checkpoint":
             where = printable(fields.get("path") or self._place, LONGEST_URI)
-            self._checkpoint = CheckpointStatus(step=event.step, uri=where, time=datetime.now(UTC))
             # One that it wrote by itself answers nobody who asks: what it writes when it stops is newer.
-            self.server.show_checkpoint(self._checkpoint)
+            self._show_checkpoint(CheckpointStatus(step=event.step, uri=where, time=datetime.now(UTC)))
         self._record_event(event.kind, event.step, fields)
         if event.kind == "checkpoint" and self.remote is not None:
             self._keep_state()
@@ -303,6 +305,10 @@ class ProgramRun(Attempt):
                 self.remote.put(*_KEPT_OUTSIDE)
             except CheckpointError as error:
                 self.console.warning(str(error))
+
+    def _show_checkpoint(self, checkpoint: CheckpointStatus) -> None:
+        self._checkpoint = checkpoint
+        self.server.show_checkpoint(checkpoint)
 
     def _record_event(self, kind: str, step: int, fields: dict[str, Any]) -> None:
         if self._first:  # its place is after the step that this attempt goes on from, which is not known yet

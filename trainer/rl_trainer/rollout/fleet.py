@@ -137,6 +137,8 @@ class Samplers:
                 self.wait_for(call, f"sampler {rank}", "beginning to sample", self._start_timeout)
             except ActorDied as error:
                 self._lost(rank, one, error)
+        if self._elasticity is not None:
+            self._tell(f"{self._count()} from the beginning")
 
     def wait_for(
         self,
@@ -406,5 +408,9 @@ class Samplers:
             self._let_begin(rank)
         if self._elasticity is None:
             return  # it was replaced, which was said
+        self._tell(f"sampler {rank} joined: {self._count()} now")
+
+    def _count(self) -> str:
+        """Of those that take part, in words."""
         count = len(self.ready)
-        self._tell(f"sampler {rank} joined: {count} {'sampler' if count == 1 else 'samplers'} now")
+        return f"{count} sampler{'' if count == 1 else 's'}"
