@@ -88,8 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long ones first, so that no process waits long for another; in the end those that nobody may run beside. Where time may
-    be too short for all (`E2E_UNTIL`), each commit takes the files in another order: it is too short for others each time."""
+    """Long ones first, so that no process waits long for another; in the end those that nobody may run beside. Where time is
+    perhaps too short for all (`E2E_UNTIL`), each commit has the files in another order: others are left out each time."""
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
     )
