@@ -61,7 +61,7 @@ class Cluster:
         self.kube.kubectl("delete", what, name, "-n", self.namespace, "--wait=false")
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        return self.operator.until(condition, what, 90.0)
+        return self.operator.until(condition, what, 240.0)
 
     def cluster_of(self, job: str) -> str:
         """KubeRay has made the RayCluster of a RayJob, and its head; returns its name."""

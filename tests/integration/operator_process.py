@@ -16,7 +16,7 @@ from typing import Any, Final
 from ports import free_ports
 
 WRITES: Final = ("create", "patch", "update", "delete")
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 240.0
 
 
 class Program:
@@ -26,12 +26,14 @@ class Program:
         self.command, self.kubeconfig, self.log = list(command), kubeconfig, log
         self.process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
+        self._written_before = 0
 
     def start(self) -> None:
         """Start it; what it writes is added to the log."""
         self.started = time.monotonic()
         environment = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
         with self.log.open("ab") as output:
+            self._written_before = output.tell()
             self.process = subprocess.Popen(self.command, env=environment, stdout=output, stderr=output)
 
     @property
@@ -45,6 +47,15 @@ class Program:
         """Whether it was started and has not ended."""
         return self.process is not None and self.process.poll() is None
 
+    def goes_on(self) -> bool:
+        """Whether it runs. Asked while something is waited for."""
+        return self.running
+
+    @property
+    def said(self) -> str:
+        """What it has written since it was started."""
+        return self.log.read_bytes()[self._written_before :].decode(errors="replace")
+
     def signal(self, number: int) -> None:
         """Send it a signal."""
         os.kill(self.pid, number)
@@ -53,7 +64,7 @@ class Program:
         """End it as a machine that dies would."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
-            self.process.wait(20)
+            self.process.wait(60)
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float = START_SECONDS) -> Any:
         """Wait for a condition; returns what it gave.
@@ -64,7 +75,7 @@ class Program:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             said = self.log.read_text()[-3000:]
-            assert self.running, f"{what}: the program has ended:\n{said}"
+            assert self.goes_on(), f"{what}: the program has ended:\n{said}"
             assert time.monotonic() < deadline, f"{what}: not in time\n{said}"
             time.sleep(0.1)
         return found
@@ -87,8 +98,16 @@ class OperatorProcess(Program):
             key = self.log.with_suffix(".key")
             key.write_bytes(b"the key of an operator in a test")
             listen.append(f"--key-file={key}")
-        self.command = [sys.executable, "-m", "rl_operator", *listen, *self._options]
+        self.command = [sys.executable, "-m", "rl_operator", *self._options, *listen]
         super().start()
+
+    def goes_on(self) -> bool:
+        """Whether it runs. As the kubelet does, it starts one again that ended because the API server was too slow for its
+        lease."""
+        ended = self.process is not None and self.process.poll() == 1
+        if ended and "could not be renewed for" in self.said:
+            self.start()
+        return self.running
 
     def until_works(self) -> None:
         """Wait until it is the one that works.
@@ -142,7 +161,7 @@ class OperatorProcess(Program):
     def _answer(self, path: str) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
+            with opener.open(f"http://127.0.0.1:{self._port}{path}", timeout=60) as answer:
                 return str(answer.read().decode())
         except OSError:
             return ""

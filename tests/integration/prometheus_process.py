@@ -24,6 +24,8 @@ from ports import free_ports
 BINARIES: Final = Path(__file__).resolve().parents[2] / ".tools" / "bin"
 SETTLED_SECONDS: Final = 2.0
 """After so long nothing is added to what is known of a time: what is asked is answered, or given up, in one second."""
+SCRAPED_SECONDS: Final = 400.0
+"""For pages, each of which a busy machine may answer later than within its second many times in turn."""
 POINTS: Final = 240
 """Of a line that is drawn."""
 
@@ -151,7 +153,7 @@ class PrometheusProcess(Program):
             counts = [value for _, value in self.api.query(answered, at)]
             return at if len(counts) == self._targets and all(count >= times for count in counts) else 0.0
 
-        self.scraped_at = float(self.until(scraped, "all pages are scraped"))
+        self.scraped_at = float(self.until(scraped, "all pages are scraped", SCRAPED_SECONDS))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from typing import Any
 
@@ -329,8 +330,10 @@ def a_conflict(cluster: Cluster) -> None:
     cluster.train("restless", suspend=True)
     cluster.until(lambda: "Suspended" in cluster.reasons("restless"), "it is seen")
     with restless(cluster, "restless"):
-        for suspend in (False, True) * 10:
-            cluster.change("rlrun", "restless", {"spec": {"suspend": suspend}})
-            if right in cluster.used():
-                break
-        cluster.until(lambda: right in cluster.used(), "it is read anew")
+        turns = itertools.cycle((False, True))
+
+        def read_anew() -> bool:
+            cluster.change("rlrun", "restless", {"spec": {"suspend": next(turns)}})
+            return right in cluster.used()
+
+        cluster.until(read_anew, "it is read anew")

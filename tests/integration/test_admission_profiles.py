@@ -117,7 +117,8 @@ def admission(kube: KubeApi) -> Iterator[KubeApi]:
     wrong = SPEC | {"scheduling": {"priorityClass": "any"}}
     isolating = {"pools": [{"name": "cpu"}], "allow": {"isolation": "strict"}}
     kube.apply(manifest("RLTrainingProfile", "isolating", isolating))
-    until(lambda: create(kube, namespace, wrong, "--dry-run=server").returncode != 0)
+    refused = "spec.scheduling.priorityClass: found 'any'"
+    until(lambda: refused in create(kube, namespace, wrong, "--dry-run=server").stderr)
     yield kube
     kube.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "rltrain-profiles")
     kube.kubectl("delete", "rlprofile", "strict", "open", "isolating")

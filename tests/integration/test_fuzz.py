@@ -11,12 +11,12 @@ from operator_process import OperatorProcess
 
 OBJECTS, SEED = 600, 1
 # A bound for a machine under load; an idle one sends them in a fraction of it.
-SECONDS = 400.0
+SECONDS = 1500.0
 # Runs of somebody else that are tried meanwhile, at least.
 HONEST = 5
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_nothing_that_a_user_sends_stops_the_operator_or_anybody_else(
     kube: KubeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

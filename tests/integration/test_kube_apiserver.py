@@ -13,7 +13,7 @@ def test_serves_the_version_that_the_nodes_run(kube: KubeApi) -> None:
     request = urllib.request.Request(
         f"{kube.server}/version", headers={"Authorization": f"Bearer {kube.token}"}
     )
-    with urllib.request.urlopen(request, context=context, timeout=10) as answer:
+    with urllib.request.urlopen(request, context=context, timeout=60) as answer:
         assert b'"gitVersion": "v1.36' in answer.read()
 
 

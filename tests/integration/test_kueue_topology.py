@@ -18,7 +18,7 @@ from operator_inside import run
 from operator_process import OperatorProcess
 from played_kuberay import KubeRay, driver
 
-SECONDS = 60.0
+SECONDS = 240.0
 KUEUE = "kueue.x-k8s.io/v1beta2"
 ACCELERATOR = "nvidia.com/gpu"
 POOL, HOST = "example.com/pool", "kubernetes.io/hostname"

@@ -13,7 +13,7 @@ from operator_inside import run
 from operator_process import OperatorProcess
 from played_kuberay import KubeRay, driver
 
-SECONDS = 120.0
+SECONDS = 240.0
 """For what another replica has to find out first: that the lease is free."""
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
@@ -98,8 +98,8 @@ class Evictions:
         return next((str(one["status"]) for one in conditions if one["type"] == kind), "")
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        alive = next(one for one in self.replicas if one.running)
-        return alive.until(condition, what, SECONDS)
+        first, *others = [one for one in self.replicas if one.goes_on()]  # not one that was killed
+        return first.until(lambda: all(one.goes_on() for one in others) and condition(), what, SECONDS)
 
     @property
     def leader(self) -> OperatorProcess | None:
@@ -146,8 +146,7 @@ def test_the_leader_dies_in_the_middle_of_an_eviction(cluster: Evictions) -> Non
         lambda: cluster.evictions and "stoppedTime" in cluster.evictions[0], "its pods are told to stop"
     )
     assert cluster.evictions[0]["checkpoint"] == "written"
-    first = cluster.leader
-    assert first is not None
+    first = cluster.until(lambda: cluster.leader, "one leads")
     first.kill()
     assert cluster.fact("long", "QuotaReserved") == "True", "its pods are still there"
     cluster.kuberay.end_pods()

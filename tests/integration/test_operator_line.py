@@ -15,8 +15,11 @@ from operator_process import OperatorProcess
 
 from rl_operator.model.settings import FIELD_MANAGER
 
-WOKEN_SECONDS = 30.0
+WOKEN_SECONDS = 55.0
 """Less than the time after which each that waits looks again of itself."""
+
+TOLD_SECONDS = 240.0
+"""For what nobody has to be woken for."""
 
 
 class Line(OperatorProcess):
@@ -61,7 +64,7 @@ class Line(OperatorProcess):
         """Wait until this, and nothing else, has begun."""
         self.until(lambda: self.begun == sorted(names), f"there is {names}", seconds)
 
-    def until_waits(self, kind: str, name: str, seconds: float = WOKEN_SECONDS) -> None:
+    def until_waits(self, kind: str, name: str) -> None:
         """Wait until it is said of a run or a service why it waits."""
         why = f"the runs and services of namespace {self.namespace} would have 2 accelerators with this one, allowed at once"
 
@@ -73,7 +76,7 @@ class Line(OperatorProcess):
                 for one in status.get("conditions", ())
             )
 
-        self.until(told, f"{kind} {name} waits", seconds)
+        self.until(told, f"{kind} {name} waits", TOLD_SECONDS)
 
 
 @pytest.fixture
@@ -100,7 +103,7 @@ def line(kube: KubeApi, tmp_path: Path) -> Iterator[Line]:
 
 def test_a_run_waits_for_a_service_and_a_service_for_a_run(line: Line) -> None:
     line.serve("same")
-    line.until_begun("RayService same")
+    line.until_begun("RayService same", seconds=TOLD_SECONDS)
     line.train("same")
     line.until_waits("rlrun", "same")
     line.serve("then")
@@ -117,7 +120,7 @@ def test_a_run_waits_for_a_service_and_a_service_for_a_run(line: Line) -> None:
 
 def test_what_services_hold_and_who_waits_is_known_after_a_restart(line: Line) -> None:
     line.serve("first")
-    line.until_begun("RayService first")
+    line.until_begun("RayService first", seconds=TOLD_SECONDS)
     line.serve("second")
     line.until_waits("rlps", "second")
     line.kill()
@@ -130,7 +133,7 @@ def test_what_services_hold_and_who_waits_is_known_after_a_restart(line: Line) -
     line.kill()
     line.delete("rlps", "first")
     line.begin()
-    line.until_begun("RayService first", "RayService second")
+    line.until_begun("RayService first", "RayService second", seconds=TOLD_SECONDS)
     line.until_waits("rlrun", "third")
     line.delete("rlps", "second")
     line.until_begun("RayService first", "RayService second", "RayJob third-1")
@@ -138,7 +141,7 @@ def test_what_services_hold_and_who_waits_is_known_after_a_restart(line: Line) -
 
 def test_one_that_is_being_deleted_holds_no_place_in_the_line(line: Line) -> None:
     line.train("first")
-    line.until_begun("RayJob first-1")
+    line.until_begun("RayJob first-1", seconds=TOLD_SECONDS)
     line.serve("second")
     line.until_waits("rlps", "second")
     line.train("third")
@@ -157,7 +160,7 @@ def test_a_policy_is_brought_while_the_pods_of_a_service_wait(line: Line) -> Non
     line.change("rlprofile", "narrow", {"spec": {"limits": {"perNamespace": {"maxAccelerators": 2}}}})
     line.serve("chat")
     line.serve("other")
-    line.until_begun("RayService chat", "RayService other")
+    line.until_begun("RayService chat", "RayService other", seconds=TOLD_SECONDS)
 
     def served() -> dict[str, Any]:
         return line.kube.get("rayservice", "chat", "-n", line.namespace, "--show-managed-fields")
@@ -173,7 +176,7 @@ def test_a_policy_is_brought_while_the_pods_of_a_service_wait(line: Line) -> Non
         return conditions.get("ClusterReady")
 
     line.change("rlps", "chat", {"spec": {"replicas": {"min": 2}}})
-    line.until(lambda: reason() == "UpdateWaits", "two copies wait", WOKEN_SECONDS)
+    line.until(lambda: reason() == "UpdateWaits", "two copies wait", TOLD_SECONDS)
     assert deployment() == {"name": "policy", "user_config": {"policy": None}, "num_replicas": 1}
     before = served()
 

@@ -140,9 +140,9 @@ def test_without_the_right_to_see_nodes_an_operator_works_and_says_so_once(clust
         asked = ("auth", "can-i", "list", "nodes", f"--as={ACCOUNT}")
         cluster.until(lambda: cluster.kube.kubectl(*asked, check=False).stdout.strip() == may, "it is known")
 
-    cluster.operator.kill()
-    give(fewer, "no")
     try:
+        give(fewer, "no")
+        cluster.operator.kill()
         cluster.operator.start()
         cluster.operator.until_works()
         cluster.train("blind")
@@ -150,4 +150,4 @@ def test_without_the_right_to_see_nodes_an_operator_works_and_says_so_once(clust
     finally:
         give(role["rules"], "yes")
     sentence = "runs are not moved away from nodes that are drained: "
-    assert cluster.operator.log.read_text().count(sentence) == 1
+    assert cluster.operator.said.count(sentence) == 1

@@ -15,7 +15,7 @@ from kube import KubeApi
 from operator_inside import run
 from operator_process import OperatorProcess
 
-NOTICED_SECONDS = 30.0
+NOTICED_SECONDS = 240.0
 CLAIM = {"storage": {"persistentVolumeClaim": "checkpoints"}}
 
 
