@@ -108,7 +108,7 @@ def kill(actor):
     pid = ray.get(actor.pid.remote())
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(actor.pid.remote(), timeout=30)
+        ray.get(actor.pid.remote(), timeout=120)
 
 
 def ids(batch):
@@ -173,15 +173,16 @@ def test_a_call_that_a_dead_sampler_left_behind_gets_no_tickets():
 def test_weights_reach_every_sampler_and_the_loop_ends():
     buffer = make(weights=[ray.put("w0")], samplers=2)
     samplers = [Sampler.remote(buffer, rank) for rank in range(2)]
+    assert ray.get([sampler.ready.remote() for sampler in samplers])
     runs = [sampler.sample_until_stopped.remote() for sampler in samplers]
     for step in range(3):
-        batch = buffer.take(30.0)
+        batch = buffer.take(120.0)
         assert ids(batch) == [4 * step + i for i in range(4)]
         assert {taken.version for taken in batch.groups} == {step}
         buffer.finish_step(step, None, None)
         buffer.finish_step(step, step + 1, [ray.put(f"w{step + 1}")])  # a driver that repeats itself
     buffer.stop()
-    for weights in ray.get(runs, timeout=30):
+    for weights in ray.get(runs, timeout=120):
         assert weights == [(version, f"w{version}") for version, _ in weights]
         assert weights[0][0] == 0
 
@@ -252,7 +253,7 @@ def test_waits_end_with_a_sentence():
     started = time.monotonic()
     assert acquire(buffer, 0, 3, 0.2).tickets != []
     assert acquire(buffer, 0, 3, 0.2, known_version=0).tickets == []
-    assert 0.2 <= time.monotonic() - started < 5.0
+    assert 0.2 <= time.monotonic() - started < 60.0
     assert buffer.drop(0, 0, "reward_error")
     assert buffer.snapshot()[0]["drops"] == {"reward_error": 1}
 
@@ -268,7 +269,7 @@ def test_a_payload_that_does_not_arrive_is_a_sentence():
         fetch_payloads([b"here", missing], timeout=0.1)
     ray.cancel(missing, force=True)
     with pytest.raises(ActorDied, match=r"a group of a batch was lost .* --resume"):
-        fetch_payloads([missing], timeout=30.0)
+        fetch_payloads([missing], timeout=120.0)
 
 
 def test_a_restored_buffer_holds_no_more_than_one_message_of_payloads_itself():

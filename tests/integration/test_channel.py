@@ -82,13 +82,13 @@ def kill(actor):
     pid = ray.get(actor.pid.remote())
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(actor.pid.remote(), timeout=30)
+        ray.get(actor.pid.remote(), timeout=120)
 
 
 @ray.remote(num_cpus=0, max_calls=1)  # each look from a new process, as a new consumer's is
 def is_lost(refs):
     try:
-        ray.get(refs[0], timeout=30)
+        ray.get(refs[0], timeout=120)
     except ray.exceptions.ObjectLostError:
         return True
     return False
@@ -96,8 +96,8 @@ def is_lost(refs):
 
 def await_loss(refs):
     """Ray takes a moment to lose what a killed process owned; till then it can still be fetched."""
-    deadline = time.monotonic() + 60
-    while not ray.get(is_lost.remote(refs), timeout=60):
+    deadline = time.monotonic() + 240
+    while not ray.get(is_lost.remote(refs), timeout=240):
         assert time.monotonic() < deadline
 
 

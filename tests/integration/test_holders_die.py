@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from training_runs import Process, RunFiles, until
 
-FREE_SECONDS = 5.0
-"""From the death of who has a device until others may have it, or the run has ended."""
+FREE_SECONDS = 60.0
+"""From the death of who has a device until the console says that others may have it, or the run's process has ended: some
+seconds, and half a minute on a busy machine. Who is not known to be dead is given up after twice as long."""
+
+pytestmark = pytest.mark.timeout(1500)
 
 SAMPLERS = ("onload", "generate", "offload", "evaluate", "load")
 RANKS = ("accumulate",)
@@ -130,7 +134,7 @@ def test_a_device_is_free_when_its_holder_dies_in_whatever_it_does(tmp_path: Pat
             process.wait_for(rises(lambda: len(run.files.steps)))
         for point in RANKS:
             died = run.die(f"rank-{point}")
-            process.process.wait(30)
+            process.process.wait(200)
             assert time.time() - died < FREE_SECONDS, point
             assert re.match(r"learner [01] died while ", process.outcome().sentence)
             process = run.start("--resume")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 HINT = "add --resume to the same command to go on from the last checkpoint"
 # Long enough for a reward that does not hang, also on a busy machine.
-REWARDS = [REWARD_RULE | {"timeout": "3s"}]
+REWARDS = [REWARD_RULE | {"timeout": "15s"}]
 
 
 def kill(role: str) -> Callable[[], None]:
@@ -87,7 +87,7 @@ def test_a_reward_that_fails_stops_the_run_and_its_prompt_comes_again(tmp_path: 
         assert f"at prompt {moody} ('say " in outcome.sentence
         sentences[mood] = outcome.sentence
     assert "moody_reward:reward raised ValueError: no reward today" in sentences["raise"]
-    assert "has not returned after 3s (its timeout)" in sentences["hang"]
+    assert "has not returned after 15s (its timeout)" in sentences["hang"]
     assert "moody_reward.py:" in sentences["hang"]
     assert "nan" in sentences["nan"].lower()
     files.feel()

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rl_api.errors import InvalidConfig, PortInUse
 from rl_api.progress import CheckpointStatus, Progress
 from rl_trainer.observe.metrics import StepRecord
+from rl_trainer.run import status_server
 from rl_trainer.run.status_server import MAX_BODY, StatusServer
 
 CHECKPOINT = CheckpointStatus(step=20, uri="runs/a/checkpoints/20", time=datetime(2026, 1, 2, tzinfo=UTC))
@@ -26,7 +27,7 @@ def call(server, path, *, method="GET", body=None, token=None, key=None):
     headers |= {"Idempotency-Key": key} if key else {}
     request = Request(server.url + path, data=body, method=method, headers=headers)
     try:
-        with urlopen(request, timeout=10) as answer:
+        with urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers, answer.read().decode()
     except HTTPError as error:
         return error.code, error.headers, error.read().decode()
@@ -278,13 +279,21 @@ def test_a_client_that_hangs_up_or_dawdles_does_not_disturb_others(server):
     silent.close()
 
 
+@pytest.fixture
+def long_lingering(monkeypatch) -> None:
+    """What does not wait for this long ends sooner, on a busy machine too."""
+    monkeypatch.setattr(status_server, "LINGER_SECONDS", 120.0)
+    monkeypatch.setattr(status_server, "WATCHED_SECONDS", 120.0)
+
+
+@pytest.mark.usefixtures("long_lingering")
 def test_who_keeps_asking_gets_the_last_status_before_the_end(server) -> None:
     assert json.loads(call(server, "/status")[2])["step"] == 0
     server.update(Progress(phase="Succeeded", step=7, max_steps=7))
     closer = threading.Thread(target=server.close)
     closer.start()
     assert json.loads(call(server, "/status")[2])["step"] == 7
-    closer.join(4)
+    closer.join(60)
     assert not closer.is_alive(), "it ends as soon as that was read"
 
 
@@ -308,8 +317,9 @@ def test_a_token_is_no_reason_to_wait_for_ever() -> None:
     assert not closer.is_alive()
 
 
+@pytest.mark.usefixtures("long_lingering")
 def test_nobody_is_waited_for_who_never_asked(server) -> None:
     server.update(Progress(phase="Succeeded", step=7, max_steps=7))
     started = time.monotonic()
     server.close()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 60

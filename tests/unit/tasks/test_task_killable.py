@@ -93,11 +93,14 @@ def test_a_call_that_hangs_is_killed_with_its_process(isolation, method):
 
 
 def test_what_a_call_has_started_ends_with_it(isolation, everybodys):
-    host = KillableProcess().target(Host)
-    host.make()
-    with pytest.raises(TimedOutError):
-        host.call(2, "starts_a_child", str(everybodys / "pid"))
-    assert gone(int((everybodys / "pid").read_text()))
+    host, pid = KillableProcess().target(Host), everybodys / "pid"
+    for seconds in (2, 20, 60):  # on a busy machine there is no child after the first
+        host.make()
+        with pytest.raises(TimedOutError):
+            host.call(seconds, "starts_a_child", str(pid))
+        if pid.exists() and pid.read_text():
+            break
+    assert gone(int(pid.read_text()))
 
 
 def test_only_the_process_that_was_asked_answers(isolation):

@@ -1,4 +1,5 @@
 import math
+import re
 import sys
 import time
 
@@ -178,19 +179,23 @@ def test_what_a_function_does_wrong_is_a_sentence(my_rewards, body, message):
 
 
 def test_a_function_that_hangs_is_killed(my_rewards, tmp_path):
-    rewards = my_rewards(
-        f"    import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-        "    while completion == 'hang':\n        pass\n    return 1",
-        timeout="1s",
-    )
-    started = time.monotonic()
-    with pytest.raises(
-        RewardError,
-        match=r"reward my_rewards:f has not returned after 1s \(its timeout\) and stands at "
+    for seconds in (1, 10, 60):  # on a busy machine it has not come to its loop after the first
+        rewards = my_rewards(
+            f"    import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+            "    while completion == 'hang':\n        pass\n    return 1",
+            timeout=f"{seconds}s",
+        )
+        started = time.monotonic()
+        with pytest.raises(RewardError) as error:
+            rewards.evaluate(PROMPT, "hang")
+        assert time.monotonic() - started < seconds + 60
+        if re.search(r"my_rewards.py:[45],", str(error.value)):
+            break
+    assert re.search(
+        rf"reward my_rewards:f has not returned after {seconds}s \(its timeout\) and stands at "
         r".*my_rewards.py:[45], at prompt 7",
-    ):
-        rewards.evaluate(PROMPT, "hang")
-    assert time.monotonic() - started < 60
+        str(error.value),
+    )
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
     assert rewards.evaluate(PROMPT, "go on") == {"my_rewards:f": 1.0}
 
