@@ -53,7 +53,7 @@ class Server:
         """Exit code and standard error; nothing that it started is left."""
         self.process.send_signal(number)
         code = self.process.wait(SECONDS)
-        _, left = psutil.wait_procs(self.children, timeout=60)
+        _, left = psutil.wait_procs(self.children, timeout=200)
         assert [process.cmdline() for process in left] == []
         with pytest.raises(requests.ConnectionError):
             requests.get(f"{self.url}/healthz", timeout=30)

@@ -12,7 +12,7 @@ from ports import free_ports
 
 SERVER = Path(__file__).parents[2] / ".tools" / "bin" / "versitygw"
 _KEY, _SECRET = "rltrain", "open-sesame"
-_START_SECONDS = 20.0
+_START_SECONDS = 120.0
 
 
 class ObjectStore:
@@ -44,7 +44,7 @@ class ObjectStore:
         """Serve no more; what is stored stays."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     @property

@@ -21,7 +21,6 @@ from kueue_process import find_kueue
 
 # A bench that waits in vain says so by itself; this is for one that does not.
 SECONDS = 540.0
-pytestmark = pytest.mark.timeout(600)
 
 RUNS, URGENT = 10, 4
 LISTED = 30

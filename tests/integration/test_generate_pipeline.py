@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 from two_nodes import in_a_process
 
 from rl_api.run import TinyModelSpec
@@ -16,7 +15,6 @@ from rl_trainer.model.presets import write_tiny
 ROWS = 20
 
 
-@pytest.mark.timeout(600)
 def test_a_closed_pipeline_leaves_no_thread_that_asks_ray(tmp_path: Path) -> None:
     write_tiny(
         tmp_path / "model", TinyModelSpec(hidden_size=32, layers=1, heads=2, max_positions=1024), seed=4

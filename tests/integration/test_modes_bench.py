@@ -12,12 +12,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import pytest
 from kube import REPOSITORY
 
 # Whole runs, one after the other, each of which has deadlines of its own.
 SECONDS = 800.0
-pytestmark = pytest.mark.timeout(1000)
 
 ARMS = ("disaggregated", "collocated", "hybrid", "auto")
 STEPS = 6

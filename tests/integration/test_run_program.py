@@ -22,7 +22,7 @@ import yaml
 from rl_trainer.observe.metrics import read_events, read_metrics
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
+PATIENCE = 280.0
 # A program with a checkpoint (a number in a file), which stops well when it is told to.
 PROGRAM = """
 import json, os, signal, sys, time

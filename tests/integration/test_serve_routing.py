@@ -129,21 +129,19 @@ def by_router(url: str) -> None:
     os.kill(next(iter(one)), 9)
     begun = time.monotonic()
     wait_for(lambda: _answers(url, "team"), lambda: "no replica answers")
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 200
     assert {ask(url, begins) for begins in places} != one
 
 
 def _answers(url: str, key: str) -> bool:
     body = {"prompt": "again", "prompt_cache_key": key}
-    return requests.post(url, json=body, timeout=60).status_code == 200
+    return requests.post(url, json=body, timeout=240).status_code == 200
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 def test_the_proxy_chooses(engine: str) -> None:
-    in_a_process(route, engine, timeout=500)
+    in_a_process(route, engine, timeout=1000)
 
 
-@pytest.mark.timeout(600)
 def test_a_proxy_has_time_to_start() -> None:
-    in_a_process(start_slowly, timeout=500)
+    in_a_process(start_slowly, timeout=1000)

@@ -37,8 +37,6 @@ from rl_trainer.checkpoint.pins import LocalPins, parse_pin
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.rollout.engines.vllm_needs import is_installed
 
-pytestmark = pytest.mark.timeout(600)
-
 KEY = "sk-0123456789abcdef"
 PROMPTS = ("2+2=", "What is the sum of 12 and 30?", "x")
 

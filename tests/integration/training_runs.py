@@ -249,7 +249,7 @@ class Process:
                 env={**clean, "OMP_NUM_THREADS": "1", **environment},
             )
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float = 120.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 400.0) -> None:
         """Returns as soon as `condition` holds; the process must live that long."""
 
         def holds() -> bool:
@@ -266,7 +266,7 @@ class Process:
         """A signal to the process and everything it started, as a terminal or `timeout` does."""
         os.killpg(self.process.pid, number)
 
-    def finish(self, timeout: float = 120.0) -> Outcome:
+    def finish(self, timeout: float = 400.0) -> Outcome:
         """Waits for its end."""
         try:
             self.process.wait(timeout)
@@ -278,7 +278,7 @@ class Process:
         """SIGKILL to the whole group."""
         with contextlib.suppress(ProcessLookupError):
             self.send_to_group(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def outcome(self) -> Outcome:
         return Outcome(self.process.poll() or 0, self._out.read_text(), self._err.read_text())
@@ -311,7 +311,7 @@ def actors(role: str) -> list[psutil.Process]:
 
 
 def until(
-    condition: Callable[[], bool], timeout: float = 120.0, why: Callable[[], str] = lambda: "it does not hold"
+    condition: Callable[[], bool], timeout: float = 400.0, why: Callable[[], str] = lambda: "it does not hold"
 ) -> None:
     """Looks at `condition` until it holds; `why` says what is the matter where it does not in time."""
     deadline = time.monotonic() + timeout

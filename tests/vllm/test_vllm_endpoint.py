@@ -32,7 +32,6 @@ SIZES = {
     "intermediateSize": 256,
     "maxPositions": 64,
 }
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

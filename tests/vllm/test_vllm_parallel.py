@@ -56,7 +56,6 @@ def torch_engine(divided_folder: Path) -> Iterator[Engine]:
     return create_engine(divided_folder, slots=SLOTS)
 
 
-@pytest.mark.timeout(600)
 def test_greedy_tokens_and_new_weights(engine: Engine, torch_engine: Engine, divided_folder: Path):
     weights = {name: value.clone() for name, value in load_decoder(divided_folder).hf_state_dict().items()}
     work = requests(prompts(9), 20, temperature=0.0)
@@ -72,7 +71,6 @@ def test_greedy_tokens_and_new_weights(engine: Engine, torch_engine: Engine, div
             assert set(result.versions.tolist()) == {version}
 
 
-@pytest.mark.timeout(600)
 def test_logprobs_with_a_cut_are_those_of_all_tokens(engine: Engine, divided_folder: Path):
     decoder = load_decoder(divided_folder)
     engine.load_weights(decoder.hf_state_dict(), 0)
@@ -83,7 +81,6 @@ def test_logprobs_with_a_cut_are_those_of_all_tokens(engine: Engine, divided_fol
         np.testing.assert_allclose(result.logprobs, exact, atol=CLOSE)
 
 
-@pytest.mark.timeout(600)
 def test_weights_that_change_while_sequences_are_in_flight(engine: Engine, divided_folder: Path):
     """Each token is of the weights that it names: also those that were between two stages when the weights changed."""
     decoder = load_decoder(divided_folder)
@@ -108,7 +105,6 @@ def test_weights_that_change_while_sequences_are_in_flight(engine: Engine, divid
     assert torch.isfinite(torch.from_numpy(found[0].logprobs)).all()
 
 
-@pytest.mark.timeout(600)
 def test_aborted_sequences_leave_their_slots(engine: Engine):
     work = requests(prompts(7), 12)
     engine.add(work)

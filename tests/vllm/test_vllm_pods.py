@@ -37,7 +37,6 @@ def cluster() -> Iterator[Cluster]:
             made.shutdown()
 
 
-@pytest.mark.timeout(900)
 def test_stages_on_two_nodes_are_the_learners_policy_and_live_and_die_together(
     cluster: Cluster, tmp_path: Path
 ):

@@ -78,7 +78,6 @@ def prefilled(answer: Any) -> int:
     return int(getattr(answer.usage.prompt_tokens_details, "prefilled_tokens", 0))
 
 
-@pytest.mark.timeout(600)
 def test_answers_are_those_of_transformers_whoever_computes_the_prompt(
     client: openai.OpenAI, folder: Path
 ) -> None:
@@ -119,7 +118,6 @@ def test_a_stream_begins_with_the_prompt_of_the_other_copy(client: openai.OpenAI
     assert prefilled(stream[-1]) == LONG
 
 
-@pytest.mark.timeout(600)
 def test_a_copy_for_prompts_that_dies_costs_no_answer(
     server: Server, client: openai.OpenAI, folder: Path
 ) -> None:
@@ -190,6 +188,5 @@ def prompts_are_of_the_policy_that_answers(base: Path) -> None:
             until(asked, SECONDS, lambda: f"no prompt of step {step} is computed by the other copy")  # noqa: B023
 
 
-@pytest.mark.timeout(600)
 def test_prompts_are_of_the_policy_that_answers(tmp_path: Path) -> None:
     in_a_process(prompts_are_of_the_policy_that_answers, tmp_path, timeout=500)

@@ -8,7 +8,6 @@ import pytest
 from vllm_runs import LEARNING, QUICKSTART, rltrain, train
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_quickstart_learns_with_vllm(staleness: int, tmp_path: Path):
     changes = {**LEARNING, "sampler.engine": "vllm", "buffer.maxStaleness": staleness}
@@ -19,7 +18,6 @@ def test_the_quickstart_learns_with_vllm(staleness: int, tmp_path: Path):
         assert max(abs(step.mismatch_kl) for step in steps) < 1e-6
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", ["tensorParallelSize", "pipelineParallelSize"])
 def test_a_sampler_of_two_parts_is_the_learners_policy(size: str, tmp_path: Path):
     """Each part in a process of its own, on a core of its own where there are two."""

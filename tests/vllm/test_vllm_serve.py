@@ -85,7 +85,6 @@ def logprobs_of(folder: Path, prompt: str, answer: str, temperature: float = 1.0
     return found
 
 
-@pytest.mark.timeout(600)
 def test_greedy_answers_are_those_of_transformers(client: openai.OpenAI, folder: Path) -> None:
     with ThreadPoolExecutor(3) as pool:  # together in one batch
         jobs = [pool.submit(say, client, one, max_tokens=30, temperature=0) for one in PROMPTS]
@@ -97,7 +96,6 @@ def test_greedy_answers_are_those_of_transformers(client: openai.OpenAI, folder:
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 30)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options", [{"temperature": 0}, {"temperature": 0.7}, {"temperature": 1.3, "top_p": 0.8}], ids=str
 )
@@ -132,7 +130,6 @@ def test_usage_says_how_much_of_a_prompt_was_known(client: openai.OpenAI) -> Non
     assert cached(list(stream)[-1]) > 0
 
 
-@pytest.mark.timeout(600)
 def test_a_conversation_goes_on_where_its_beginning_is_known(folder: Path) -> None:
     other = Server(folder, "model", "--engine", "vllm", "--replicas", "2")
     try:
@@ -195,7 +192,6 @@ def test_what_does_not_fit_the_context_is_refused(client: openai.OpenAI) -> None
         say(client, "x" * (context - 5), max_tokens=6)
 
 
-@pytest.mark.timeout(600)
 def test_clients_that_go_leave_the_engine(server: Server, client: openai.OpenAI) -> None:
     until(lambda: health(server)["running"] == 0, SECONDS, lambda: "the server is not idle")
     before = health(server)["tokens"]
@@ -211,7 +207,6 @@ def test_clients_that_go_leave_the_engine(server: Server, client: openai.OpenAI)
     assert health(server)["tokens"] - before < PLACES * LONGEST
 
 
-@pytest.mark.timeout(600)
 def test_two_processes_share_a_copy_and_none_is_left(folder: Path) -> None:
     server = Server(folder, "model", "--engine", "vllm", "--tensor-parallel-size", "2")
     try:
@@ -296,6 +291,5 @@ def weights_change_in_place(base: Path) -> None:
         assert made.ask("x", max_tokens=30).json()["choices"][0]["text"] == wanted[ten["version"]]["x"]
 
 
-@pytest.mark.timeout(600)
 def test_weights_change_in_place(tmp_path: Path) -> None:
     in_a_process(weights_change_in_place, tmp_path, timeout=500)

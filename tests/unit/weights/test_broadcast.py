@@ -54,7 +54,7 @@ class World:
         assert published is not None
         return replace(published, way="collective")
 
-    def invitation(self, version: int, group: str, size: int, seconds: float = 20.0) -> Invitation:
+    def invitation(self, version: int, group: str, size: int, seconds: float = 200.0) -> Invitation:
         return Invitation(version, group, self.learner.point.address, size, seconds)
 
     def join(self, invitation: Invitation, samplers: Sequence[int]) -> list[Future[str | None]]:
@@ -64,7 +64,7 @@ class World:
         ]
 
     def received(self, sampler: int, published: Publication) -> None:
-        found = self.samplers[sampler].receive(published, 20.0)
+        found = self.samplers[sampler].receive(published, 200.0)
         expected = tensors(published.version)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
@@ -144,19 +144,20 @@ def test_a_sampler_that_fails_half_way_blocks_nobody(
     falls.start()
     falls.join()
     assert said == ["sampler 2: weights of version 7 were not broadcast to it (no memory is left)"]
-    # Its connections close: nobody waits for the deadline of 20 s.
-    reason = sent.result(timeout=15)
-    found = [one.result(timeout=15) for one in others]
+    # Its connections close: nobody waits for the deadline of 200 s.
+    reason = sent.result(timeout=150)
+    found = [one.result(timeout=150) for one in others]
     assert reason is not None or any(found)
     for sampler in range(3):
         world.stores[sampler].blocks = world.learner_store.blocks
         world.received(sampler, published)
     # A version that was to go by the same group is given up at once.
     assert (
-        world.learner.send(published, invitation).result(timeout=15) == "RuntimeError: its group was given up"
+        world.learner.send(published, invitation).result(timeout=150)
+        == "RuntimeError: its group was given up"
     )
     (joined,) = world.join(invitation, [2])
-    assert str(joined.result(timeout=15)).endswith("(its group was given up)")
+    assert str(joined.result(timeout=150)).endswith("(its group was given up)")
     # The next version has another group, and reaches those that are left.
     later = world.publish(8)
     again = world.invitation(8, "b", 3)
@@ -174,12 +175,12 @@ def test_a_sampler_that_does_not_come_is_waited_for_until_the_deadline(world: Wo
     invitation = world.invitation(1, "a", 3, seconds=1.0)
     sent = world.learner.send(published, invitation)
     (joined,) = world.join(invitation, [0])
-    assert sent.result(timeout=20) is not None
+    assert sent.result(timeout=120) is not None
     failure = world.learner.failure()
     assert failure is not None
     assert failure.startswith("learner 0: weights of version 1 could not be broadcast by it (")
     assert world.learner.failure() is None, "it is told once"
-    reason = joined.result(timeout=20)
+    reason = joined.result(timeout=120)
     assert reason is not None
     assert reason.startswith("sampler 0: weights of version 1 were not broadcast to it (")
 
@@ -189,13 +190,13 @@ def test_another_version_or_damaged_bytes_are_not_taken(world: World, monkeypatc
     invitation = world.invitation(1, "a", 2)
     world.learner.send(published, invitation)
     (joined,) = world.join(replace(invitation, version=2), [0])
-    assert "version 1 came, 2 was to come" in str(joined.result(timeout=20))
+    assert "version 1 came, 2 was to come" in str(joined.result(timeout=120))
     block = world.learner_store.blocks[2]
     world.learner_store.blocks[2] = replace(block, checksum=block.checksum ^ 1)
     again = world.invitation(1, "b", 2)
     world.learner.send(published, again)
     (joined,) = world.join(again, [0])
-    assert "block 3 of" in str(joined.result(timeout=20))
+    assert "block 3 of" in str(joined.result(timeout=120))
     assert "checksum" in str(joined.result())
 
 

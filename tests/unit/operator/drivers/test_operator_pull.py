@@ -250,5 +250,5 @@ def test_the_more_drivers_a_namespace_has_the_less_often_each_is_asked() -> None
         return drivers.asked["many"], time.monotonic() - began
 
     # The one is asked every 0.1 s, and each of the others, as 200 are asked in that time, every 0.5 s.
-    many, seconds = run_async(work)
+    many, seconds = run_async(work, 200.0)
     assert many <= 1000 * (1 + seconds / 0.5)
