@@ -254,11 +254,14 @@ def _is_ready(world: ServiceWorld) -> bool:
 
 
 def _traffic(world: ServiceWorld) -> list[Traffic]:
-    """Share of the requests that each version has: of the copies, and of the two clusters where they share them."""
+    """Share of the requests that each version has: of the copies, and of the two clusters where they share them. None at all
+    where a cluster has some whose control is silent: the rest is no whole."""
     ray, second = world.ray, _second(world)
     parts: list[tuple[Control | None, float]] = [(_current(world), 1.0)]
     if ray is not None and second is not None and second.share is not None:
         parts = [(_current(world), 1 - second.share / 100), (second.control, second.share / 100)]
+    if any(control is None and part for control, part in parts):
+        return []
     shares: defaultdict[str, float] = defaultdict(float)
     for control, part in parts:
         versions = [one.version for one in control.replicas if one.version] if control is not None else []

@@ -7,9 +7,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
+from rl_api.errors import ActorDied
+from rl_trainer.rollout import fleet
+from rl_trainer.rollout.fleet import Samplers
+from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft
 from rl_trainer.rollout.leaving import Door, ask_to_leave, main
 
 
@@ -106,3 +113,52 @@ def test_the_hook_needs_nothing_but_the_standard_library():
     listing = "import sys, rl_trainer.rollout.leaving; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
     assert not {"rl_api", "pydantic", "ray", "torch", "numpy"} & set(found.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (
+            SamplerLeft("sampler 0 is told to go with its pod and has given 2 unfinished groups back"),
+            [
+                "sampler 0 is told to go with its pod and has given 2 unfinished groups back: others sample them again",
+                "sampler 0 has gone with its node, 1 left",
+            ],
+        ),
+        (
+            ActorDied("sampler 0 died"),
+            ["sampler 0 has gone with its node, 1 left; its 1 unfinished groups are sampled again"],
+        ),
+        (None, ["sampler 0 has gone with its node, 1 left; its 1 unfinished groups are sampled again"]),
+    ],
+    ids=["left", "died", "not known yet"],
+)
+def test_what_a_sampler_said_last_is_heard_though_its_node_is_gone_before_anybody_waited_for_it(
+    monkeypatch: pytest.MonkeyPatch, end: ActorDied | None, says: list[str]
+):
+    """The driver was at something else, a broadcast, for longer than the pod's grace."""
+    samplers: Any = Samplers.__new__(Samplers)
+    warned, groups = list[str](), {0: [7]}
+    samplers._elasticity = MagicMock(most=None, least=1)
+    samplers._places, samplers._failures, samplers._few_since, samplers._next_look = {}, {}, None, 0.0
+    samplers._warn, samplers._gave_up = warned.append, False
+    samplers._buffer = SimpleNamespace(release=lambda rank: groups.pop(rank, []))
+    samplers._samplers = {
+        rank: SamplerHandle(f"actor {rank}", cast(Any, f"run {rank}"), None, f"node {rank}", 0.0)
+        for rank in (0, 1)
+    }
+
+    def answer(call: str, *_: object) -> None:
+        assert (call, bool(end)) == ("run 0", True), "nobody waits for who has not ended"
+        raise cast(ActorDied, end)
+
+    monkeypatch.setattr(fleet, "nodes_of", lambda places: {0: None, 1: "node 1"})
+    monkeypatch.setattr(fleet, "answer", answer)
+    monkeypatch.setattr(fleet.ray, "kill", lambda actor: None)
+    monkeypatch.setattr(
+        fleet.ray, "wait", lambda calls, timeout: ([one for one in calls if end and one == "run 0"], [])
+    )
+    samplers._look()
+    assert warned == says
+    assert sorted(samplers._samplers) == [1]
+    assert groups == {}

@@ -179,11 +179,7 @@ class Samplers:
             if not done:
                 self._check_alive(alive, phase)
             for run in done:
-                try:
-                    answer(run, f"sampler {runs[run]}", "sampling", 60.0)
-                    self._samplers[runs[run]].ended = True
-                except ActorDied as error:
-                    self._died(runs[run], error)
+                self._ended(runs[run])
 
     def evaluate(
         self,
@@ -308,6 +304,15 @@ class Samplers:
         if isinstance(error, SamplerLeft):
             self._warn(f"{error}: others sample them again")
 
+    def _ended(self, rank: int) -> None:
+        """The loop of a sampler has ended: the buffer has told it to stop, or it has left, or is gone."""
+        one = self._samplers[rank]
+        try:
+            answer(one.run, f"sampler {rank}", "sampling", 60.0)
+            one.ended = True
+        except ActorDied as error:
+            self._died(rank, error)
+
     def _lost(self, rank: int, one: SamplerHandle, error: ActorDied) -> None:
         """A call to `one` was not answered: it has died now, or was seen to die before and another may be in its place."""
         if self._gave_up:
@@ -372,7 +377,10 @@ class Samplers:
         ]
         plan = changes(seats, now, self._elasticity.most)
         for rank in plan.lost:
-            left, unfinished = isinstance(self._samplers[rank].error, SamplerLeft), self._end(rank)
+            one = self._samplers[rank]
+            if one.died is None and ray.wait([one.run], timeout=0)[0]:
+                self._ended(rank)  # nobody had waited for it since it left
+            left, unfinished = isinstance(one.error, SamplerLeft), self._end(rank)
             rest = "" if left else f"; its {unfinished} unfinished groups are sampled again"
             self._warn(f"sampler {rank} has gone with its node, {len(self._samplers)} left{rest}")
         for rank in plan.crashed:

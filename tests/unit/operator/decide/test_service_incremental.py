@@ -27,6 +27,8 @@ class Steps(ServiceStory):
         self.first, self.second = checkpoint(20).version, checkpoint(30).version
         self.active_version = self.first
         self.new: dict[str, VersionFigures] = {}
+        self.silent = False
+        """Whether the control of the first cluster does not answer."""
 
     def begin(self) -> None:
         """The next checkpoint is there and passes the gate."""
@@ -59,6 +61,8 @@ class Steps(ServiceStory):
         found = super()._control()
         if found is None or not hasattr(self, "active_version"):
             return found
+        if self.silent:
+            return None
         cluster = self.world.ray.active if self.world.ray is not None else CLUSTER
         return replace(found, cluster=cluster, replicas=(Replica("one", self.active_version),))
 
@@ -90,6 +94,30 @@ def test_the_traffic_moves_and_the_candidate_is_promoted_when_it_has_all_of_it()
     assert story.status.serving is not None
     assert story.status.serving.version == story.second
     assert story.shares == {story.second: 100}
+
+
+def test_while_one_of_two_clusters_says_nothing_nobody_is_said_to_have_all_requests() -> None:
+    story = Steps()
+    story.begin()
+    story.shared(40, story.second)
+    assert story.shares == {story.first: 60, story.second: 40}
+    story.look(coming=None)
+    assert story.shares == {}
+    story.shared(40, story.second)
+    story.silent = True
+    story.shared(40, story.second)
+    assert story.shares == {}
+    story.silent = False
+    story.shared(40, story.second)
+    assert story.shares == {story.first: 60, story.second: 40}
+
+
+def test_of_a_cluster_that_gets_no_requests_yet_nothing_need_be_known() -> None:
+    story = Steps()
+    story.begin()
+    story.shared(0)
+    story.look(coming=None)
+    assert story.shares == {story.first: 100}
 
 
 def test_a_halt_and_how_it_goes_on() -> None:
