@@ -16,8 +16,20 @@ from cluster_reader import Reader
 # many times longer as well.
 PATIENCE = 3.0
 COMMAND_SECONDS = 120.0 * PATIENCE
-# Of an API server whose store was too slow for this request: it says nothing of what was asked (as in cluster_reader.py).
-BUSY = ("etcdserver: ", "TLS handshake timeout", "unable to return a response in the time allotted")
+# Of an API server, or of one behind it, that was too slow for this request, or away: it says nothing of what was asked (as
+# in cluster_reader.py).
+BUSY = (
+    "etcdserver: ",
+    "TLS handshake timeout",
+    "unable to return a response in the time allotted",
+    "failed calling webhook",
+    "connection refused",
+    "connection reset by peer",
+    "http2: client connection lost",
+    "i/o timeout",
+    "unexpected EOF",
+    "error dialing backend",
+)
 # Everything that a run may own; what is looked at after a deletion and kept after a failure.
 KINDS = (
     "rlpolicyservices.rltrain.dev",
@@ -62,7 +74,7 @@ class Cluster:
         Raises:
             AssertionError: it failed, and `check` is set; with what it wrote.
         """
-        for left in (2, 1, 0):
+        for left in (5, 4, 3, 2, 1, 0):
             done = subprocess.run(
                 ["kubectl", *arguments],
                 input=stdin,
@@ -74,11 +86,30 @@ class Cluster:
             )
             if not (left and check and done.returncode and any(words in done.stderr for words in BUSY)):
                 break
-            time.sleep(1)
+            time.sleep(3)
         if check and done.returncode:
             raise AssertionError(
                 f"kubectl {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}"
             )
+        return done
+
+    def helm(self, namespace: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run helm, again where the API server was too slow for it; whatever its exit code."""
+        # Of an earlier call that was killed, or failed: helm would wait for it for ever.
+        pending = "owner=helm,name=rltrain,status in (pending-install,pending-upgrade,pending-rollback)"
+        for left in (2, 1, 0):
+            self.kubectl("delete", "secrets", "-n", namespace, "-l", pending, check=False)
+            done = subprocess.run(
+                ["helm", *arguments, "-n", namespace],
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
+                env=self.environment,
+            )
+            if not (left and done.returncode and any(words in done.stderr for words in BUSY)):
+                break
+            time.sleep(5)
         return done
 
     def apply(self, *documents: dict[str, Any]) -> None:
@@ -98,6 +129,15 @@ class Cluster:
         """What a pod wrote, or why that is not known."""
         done = self.kubectl("logs", "-n", namespace, pod, "--all-containers", *arguments, check=False)
         return done.stdout + done.stderr
+
+    def log_of(self, pod: str, namespace: str) -> str:
+        """What a pod wrote, once that can be read: on a busy node one of hundreds of calls fails."""
+
+        def look() -> subprocess.CompletedProcess[str] | None:
+            done = self.kubectl("logs", "-n", namespace, pod, "--all-containers", check=False)
+            return done if done.returncode == 0 else None
+
+        return wait_for(f"the log of pod {pod} is read", look, 60, lambda: self.logs(pod, namespace)).stdout
 
     def run_once(
         self,
@@ -146,7 +186,7 @@ class Cluster:
             return phase if phase in ("Succeeded", "Failed") else None
 
         phase = wait_for(f"pod {name} ends", finished, seconds)
-        output = self.logs(name, namespace)
+        output = self.log_of(name, namespace)
         self.kubectl("delete", "pod", name, "-n", namespace, "--wait=false")
         assert phase == "Succeeded", output
         return output

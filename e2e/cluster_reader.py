@@ -23,8 +23,14 @@ DEFAULT_NAMESPACE: Final = "default"
 # As kubectl: a connection that broke, and a server that asks for a pause, are tried again; and one whose store was too slow
 # for this request, of the thousands in which the scenarios wait for something.
 _AGAIN: Final = urllib3.Retry(
-    total=5, backoff_factor=0.2, status_forcelist=(500, 502, 503, 504), raise_on_status=False
+    total=10,
+    backoff_factor=0.5,
+    backoff_max=10,
+    status_forcelist=(500, 502, 503, 504),
+    raise_on_status=False,
 )
+# Of a server that is perhaps away for good.
+_ONCE_MORE: Final = _AGAIN.new(total=5, backoff_factor=0.2)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class Reader:
         yield from self._of_version("v1", "")
 
     def _of_version(self, version: str, group: str) -> Iterator[tuple[str, Resource]]:
-        answer = self._read(Resource(version, "", "", False).path(None).rstrip("/"))
+        answer = self._read(Resource(version, "", "", False).path(None).rstrip("/"), again=_ONCE_MORE)
         if answer.status != 200:
             return  # another server's, which is away
         for each in self._parsed(answer)["resources"]:
@@ -118,7 +124,7 @@ class Reader:
                 if group:
                     yield f"{name}.{group}", resource
 
-    def _read(self, path: str, selector: str = "") -> urllib3.BaseHTTPResponse:
+    def _read(self, path: str, selector: str = "", again: urllib3.Retry = _AGAIN) -> urllib3.BaseHTTPResponse:
         if self._connection is None:
             self._connection = Connection.connect(str(self._kubeconfig) if self._kubeconfig else None)
         client, query = self._connection.api_client, [("labelSelector", selector)] if selector else []
@@ -128,7 +134,7 @@ class Reader:
         where = f"{self._connection.host}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
             answer: urllib3.BaseHTTPResponse = client.rest_client.pool_manager.request(
-                "GET", where, headers=headers, timeout=REQUEST_SECONDS, retries=_AGAIN
+                "GET", where, headers=headers, timeout=REQUEST_SECONDS, retries=again
             )
         except urllib3.exceptions.HTTPError as error:
             raise AssertionError(f"GET {path}: {error}") from error

@@ -163,16 +163,13 @@ def install_operator(
         values = ("gang.schedulers={kubernetes}", *values)
     # The image may have changed below an unchanged tag, so that pods are made anew each time.
     installed = f"podAnnotations.rltrain\\.dev/installed={time.time():.0f}"
-    command = ["helm", "upgrade", "--install", "rltrain", str(chart)]
-    command += ["-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "360s"]
+    command = ["upgrade", "--install", "rltrain", str(chart)]
+    command += ["--create-namespace", "--wait", "--timeout", "360s"]
     fixed = (f"image.repository={repository}", f"image.tag={tag}", "resources.requests.cpu=20m")
     for value in (*fixed, *values):
         command += ["--set", value]
     command += ["--set-string", installed]
-    # Of an earlier call that was killed: helm would wait for it for ever.
-    pending = "owner=helm,name=rltrain,status in (pending-install,pending-upgrade,pending-rollback)"
-    cluster.kubectl("delete", "secrets", "-n", SYSTEM, "-l", pending, check=False)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    done = cluster.helm(SYSTEM, *command)
     if done.returncode:
         # A broken installation is seen in the log of the pod, which helm does not show.
         cluster.save(ARTIFACTS / "operator", [SYSTEM])

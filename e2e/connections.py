@@ -94,6 +94,29 @@ def reached(cluster: Cluster, namespace: str, pod: str, *targets: Target, contai
     return found
 
 
-def settles(cluster: Cluster, namespace: str, pod: str, expected: Sequence[bool], *targets: Target) -> bool:
-    """Whether the targets come to be reached as expected; a policy is enforced a moment after it is written."""
-    return any(reached(cluster, namespace, pod, *targets) == list(expected) for _ in range(4))
+def settles(
+    cluster: Cluster,
+    namespace: str,
+    pod: str,
+    expected: Sequence[bool],
+    *targets: Target,
+    seconds: float = 30.0,
+) -> bool:
+    """Whether the targets come to be reached as expected; a policy is enforced a moment after it is written.
+
+    What is denied must be so twice in a row: on a busy node one attempt may fail by itself.
+    """
+
+    def look() -> bool:
+        try:
+            return all(
+                reached(cluster, namespace, pod, *targets) == list(expected)
+                for _ in range(1 if all(expected) else 2)
+            )
+        except AssertionError:  # a look that the node does not answer is none
+            return False
+
+    try:
+        return wait_for(f"{targets} are reached from {pod}: {list(expected)}", look, seconds)
+    except AssertionError:
+        return False

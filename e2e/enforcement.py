@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cluster_client import Cluster, wait_for
+from cluster_client import COMMAND_SECONDS, Cluster, wait_for
 from connections import PORT, address, answering_pod, settles
 
 CONTROLLER = Path(__file__).parent / "cluster" / "policies" / "policy_controller.py"
@@ -28,11 +28,16 @@ def enforced_policies(cluster: Cluster, image: str, log: Path) -> Iterator[str]:
         AssertionError: nothing enforces them.
     """
     # What an earlier fixture has left, that was killed with all it had started, enforces what nobody wants any more.
-    subprocess.run([sys.executable, str(CONTROLLER), "--clear"], capture_output=True, timeout=60, check=False)
+    subprocess.run(
+        [sys.executable, str(CONTROLLER), "--clear"],
+        capture_output=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
     with ExitStack() as stack:
         with _measuring(cluster, image) as enforced:
             who = "the cluster's network plug-in"
-            if not enforced():
+            if not enforced(3):  # a plug-in needs a moment, and there may be none
                 stack.enter_context(_fixture(log))
                 assert enforced(), f"network policies do not bite; see {log}"
                 who = "the fixture in e2e/cluster/policies"
@@ -58,12 +63,12 @@ def _fixture(log: Path) -> Iterator[None]:
             assert fixture.poll() is None, f"network policies cannot be enforced here: {log.read_text()}"
             yield
         finally:
-            fixture.communicate(timeout=60)
+            fixture.communicate(timeout=COMMAND_SECONDS)
 
 
 @contextmanager
-def _measuring(cluster: Cluster, image: str) -> Iterator[Callable[[], bool]]:
-    """Measured: whether what a policy forbids does not come about, and what none forbids does."""
+def _measuring(cluster: Cluster, image: str) -> Iterator[Callable[..., bool]]:
+    """Measured, within so many seconds: whether what a policy forbids does not come about, and what none forbids does."""
     namespace = f"e2e-enforcement-{uuid.uuid4().hex[:5]}"  # nobody waits until it is gone
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     denied = {
@@ -75,6 +80,6 @@ def _measuring(cluster: Cluster, image: str) -> Iterator[Callable[[], bool]]:
     cluster.apply(denied, *(answering_pod(namespace, each, image) for each in ("denied", "open")))
     try:
         targets = [(address(cluster, namespace, name), PORT) for name in ("open", "denied")]
-        yield lambda: settles(cluster, namespace, "open", [True, False], *targets)
+        yield lambda seconds=30: settles(cluster, namespace, "open", [True, False], *targets, seconds=seconds)
     finally:
         cluster.kubectl("delete", "namespace", namespace, "--wait=false")

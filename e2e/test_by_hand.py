@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_client import COMMAND_SECONDS, Cluster, wait_for
+from cluster_client import COMMAND_SECONDS, PATIENCE, Cluster, wait_for
 from conftest import TRAINER_IMAGE, Train
 from test_training import START_SECONDS, TRAIN_SECONDS
-from training_run import CLAIM, EXAMPLES, TrainingRun, example_run
+from training_run import CLAIM, EXAMPLES, UNREAD, TrainingRun, example_run
 
 RLTRAIN = str(Path(sys.executable).with_name("rltrain"))
 
@@ -29,6 +29,17 @@ def rltrain(
     return subprocess.run(
         line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
     )
+
+
+def ended(command: str, run: TrainingRun, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The same, once it ends with that exit code: on a busy node one of hundreds of calls fails."""
+
+    def look() -> subprocess.CompletedProcess[str] | None:
+        done.append(rltrain(command, run, *arguments))
+        return done[-1] if done[-1].returncode == code else None
+
+    done: list[subprocess.CompletedProcess[str]] = []
+    return wait_for(f"rltrain {command} ends with exit code {code}", look, 60, lambda: f"{done[-1]}")
 
 
 def fence_of(run: TrainingRun, attempt: int) -> str:
@@ -56,9 +67,9 @@ def test_a_program_of_the_users_own_is_evicted_and_suspended_and_ends(
     run = TrainingRun(cluster, "command", namespace)
     run.wait_for_step(1, START_SECONDS)
     assert [pod["metadata"]["labels"]["rltrain.dev/role"] for pod in run.pods()] == ["head"]
-    said = rltrain("logs", run)
+    said = ended("logs", run)
     assert "learns the word 'reinforce' from step 0" in said.stdout, said
-    assert rltrain("exec", run, "--", "printenv", "HF_TOKEN").stdout == "of-the-team\n"
+    assert ended("exec", run, "--", "printenv", "HF_TOKEN").stdout == "of-the-team\n"
 
     # As Kueue takes a quota back and gives it again: the attempt goes on with another head.
     [first] = run.pods()
@@ -72,7 +83,13 @@ def test_a_program_of_the_users_own_is_evicted_and_suspended_and_ends(
             run.describe,
         )
     run.wait_for_step(run.step + 1, START_SECONDS)
-    assert rltrain("exec", run, "--", "cat", "/var/lib/rltrain/run/.owner").stdout == fence_of(run, 1)
+    owner = ("cat", "/var/lib/rltrain/run/.owner")
+    wait_for(
+        "the new head owns the folder",
+        lambda: run.pods("head") and rltrain("exec", run, "--", *owner).stdout == fence_of(run, 1),
+        START_SECONDS,
+        run.describe,
+    )
     assert first["metadata"]["uid"] not in fence_of(run, 1)
 
     assert rltrain("suspend", run).returncode == 0
@@ -81,14 +98,18 @@ def test_a_program_of_the_users_own_is_evicted_and_suspended_and_ends(
     assert kept >= 1
     run.wind_up(kept + 100)
     assert rltrain("resume", run).returncode == 0
-    watched = rltrain("watch", run, seconds=START_SECONDS + TRAIN_SECONDS)
+    watched = rltrain("watch", run, seconds=(START_SECONDS + TRAIN_SECONDS) * PATIENCE)
     assert watched.returncode == 0, watched
     assert run.condition("Succeeded")["status"] == "True"
     assert [attempt["fromStep"] for attempt in run.status["attempts"]] == [0, kept]
-    progress = run.status["progress"]
-    assert progress["step"] == run.status["checkpoint"]["step"] == kept + 100
-    assert progress["reward"] > 0.5  # 1/26 of the letters are right where nothing was learned
-    assert [line["step"] for line in run.metrics(TRAINER_IMAGE)] == list(range(1, kept + 101))
+    metrics = run.metrics(TRAINER_IMAGE)
+    assert [line["step"] for line in metrics] == list(range(1, kept + 101))
+    assert metrics[-1]["reward_mean"] > 0.5  # 1/26 of the letters are right where nothing was learned
+    # What a program of the user's said last nobody else knows.
+    if UNREAD not in run.condition("Succeeded")["message"]:
+        progress = run.status["progress"]
+        assert progress["step"] == run.status["checkpoint"]["step"] == kept + 100
+        assert progress["reward"] > 0.5
 
 
 def test_a_cluster_to_work_on_by_hand(train: Train) -> None:
@@ -97,21 +118,19 @@ def test_a_cluster_to_work_on_by_hand(train: Train) -> None:
     assert {each.partition("/")[0] for each in run.objects()} >= {"RayCluster", "Secret", "NetworkPolicy"}
     assert not any(each.startswith("RayJob/") for each in run.objects())
 
-    looked = rltrain(
-        "exec", run, "--", "sh", "-c", "printenv RLTRAIN_FENCE; cat /etc/rltrain/run.yaml; ls nowhere"
-    )
+    script = "printenv RLTRAIN_FENCE; cat /etc/rltrain/run.yaml; ls nowhere"
+    looked = ended("exec", run, "--", "sh", "-c", script, code=2)  # that of ls
     fence, _, config = looked.stdout.partition("\n")
     assert fence == fence_of(run, 1)
     assert "maxSteps: 3" in config
     assert "nowhere" in looked.stderr
-    assert looked.returncode == 2, "the exit code of ls"
     assert typed(run, "test -t 0 && read answer && echo got $answer", b"a line\r") == (0, "got a line")
 
     by_hand = "rltrain run /etc/rltrain/run.yaml --out /var/lib/rltrain/run --resume"
-    trained = rltrain("exec", run, "--", *by_hand.split(), seconds=TRAIN_SECONDS)
+    trained = rltrain("exec", run, "--", *by_hand.split(), seconds=TRAIN_SECONDS * PATIENCE)
     assert trained.returncode == 0, trained
     wait_for("the status shows what was trained", lambda: run.step == 3, 60, run.describe)
-    cancelled = rltrain("cancel", run, "--yes", seconds=240)
+    cancelled = rltrain("cancel", run, "--yes", "--timeout", "340")
     assert cancelled.returncode == 0, cancelled
     wait_for("nothing is left of the run", lambda: not run.objects(), 90, lambda: f"left: {run.objects()}")
 
@@ -127,7 +146,7 @@ def typed(run: TrainingRun, script: str, keys: bytes) -> tuple[int, str]:
         os.close(terminal)
         person.write(keys)
         try:
-            code = command.wait(60)
+            code = command.wait(60 * PATIENCE)
         except subprocess.TimeoutExpired:
             command.kill()
             raise

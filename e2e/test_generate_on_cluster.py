@@ -85,6 +85,10 @@ class Job:
             return done.stdout
         return ""
 
+    def said(self) -> str:
+        """What the driver in the head has written so far; empty: it cannot be read now."""
+        return self.in_head(f"cat {LOG}/job-driver-*.log")
+
     def kill(self, kind: str) -> str:
         """Delete one pod at once, as a lost node would; its name."""
         name: str = self.pods(kind)[0]["metadata"]["name"]
@@ -96,7 +100,7 @@ class Job:
     def describe(self) -> str:
         """What is known when something did not come."""
         status = {key: self.status.get(key) for key in ("jobStatus", "jobDeploymentStatus", "message")}
-        return f"its status: {json.dumps(status)}; its log: {self.in_head(f'cat {LOG}/job-driver-*.log')[-2000:]}"
+        return f"its status: {json.dumps(status)}; its log: {self.said()[-2000:]}"
 
 
 @pytest.mark.long
@@ -128,18 +132,20 @@ def test_every_row_is_answered_once_though_a_worker_and_the_head_die(
     assert done < ROWS // PART, "the worker dies too late to matter"
     job.kill("worker")
     done = wait_for("the other worker goes on", lambda: more_than(done), 120, job.describe)
-    assert f" of {ROWS:,} rows" in job.in_head(f"cat {LOG}/job-driver-*.log")
+    wait_for("it says how far it is", lambda: f" of {ROWS:,} rows" in job.said(), 60, job.describe)
     assert parts() < ROWS // PART, "the head dies too late to matter"
     job.kill("head")
+
+    def goes_on() -> list[str]:
+        assert job.status.get("jobDeploymentStatus") != "Failed", job.describe()
+        return re.findall(r"going on with ([\d,]+) of [\d,]+ rows done", job.said())
 
     def succeeded() -> bool:
         assert job.status.get("jobDeploymentStatus") != "Failed", job.describe()
         return job.status.get("jobStatus") == "SUCCEEDED"
 
+    [said] = wait_for("another head goes on", goes_on, START_SECONDS, job.describe)
     wait_for("the job succeeds", succeeded, START_SECONDS + GENERATE_SECONDS, job.describe)
-    [said] = re.findall(
-        r"going on with ([\d,]+) of [\d,]+ rows done", job.in_head(f"cat {LOG}/job-driver-*.log")
-    )
     assert int(said.replace(",", "")) >= done * PART
     printed = python(cluster, namespace, "read", READ, folder, TOKENS)
     found = json.loads(next(line for line in printed.splitlines() if line.startswith("FOUND "))[6:])

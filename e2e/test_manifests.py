@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +17,8 @@ from rl_api.documents import load_documents
 @pytest.fixture
 def manifests(cluster: Cluster) -> Iterator[None]:
     """The operator installed from manifests/ in place of the chart; afterwards the chart's again."""
-    helm = ["helm", "uninstall", "rltrain", "-n", SYSTEM, "--wait", "--timeout", "270s"]
-    subprocess.run(helm, check=True, capture_output=True, timeout=300)
+    done = cluster.helm(SYSTEM, "uninstall", "rltrain", "--ignore-not-found", "--wait", "--timeout", "360s")
+    assert done.returncode == 0, done.stderr
     cluster.kubectl("delete", "rltrainingprofile", "default", "--ignore-not-found")
     text = (REPOSITORY / "manifests" / "rltrain.yaml").read_text()
     text = text.replace(f"rltrain-operator:{VERSION}", OPERATOR_IMAGE)

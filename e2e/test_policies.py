@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cluster_client import Cluster
 from conftest import OPERATOR_IMAGE, SPARE, open_namespace
-from connections import OTHER_PORT, PORT, address, answering_pod, reached, settles
+from connections import OTHER_PORT, PORT, address, answering_pod, settles
 
 SPARE_NODE = {
     "nodeSelector": {SPARE: "true"},
@@ -126,7 +126,7 @@ def test_ports_by_number_name_range_and_protocol(pods: Pods, policy: Any) -> Non
 def test_egress_also_through_a_service(pods: Pods, policy: Any) -> None:
     [service] = pods.cluster.list("services", pods.home)
     server, virtual = (pods.addresses["server"], PORT), (service["spec"]["clusterIP"], 80)
-    assert reached(pods.cluster, pods.home, "near", server, virtual) == [True, True]
+    assert settles(pods.cluster, pods.home, "near", [True, True], server, virtual)
     near = {"matchLabels": {"app": "near"}}
     policy(near, policyTypes=["Egress"])
     assert settles(pods.cluster, pods.home, "near", [False, False], server, virtual)
@@ -158,7 +158,10 @@ def test_a_connection_that_is_there_stays(pods: Pods, policy: Any) -> None:
 
 def test_a_new_pod_is_denied_before_anything_else(pods: Pods, policy: Any) -> None:
     """Its first attempts, from its first moment on, for as long as rules take to be written."""
-    policy({"matchLabels": {"app": "fresh"}}, policyTypes=["Egress"])
+    chosen = {"key": "app", "operator": "In", "values": ["fresh", "near"]}
+    policy({"matchExpressions": [chosen]}, policyTypes=["Egress"])
+    # The policy is known by now, and what is new is the pod.
+    assert settles(pods.cluster, pods.home, "near", [False], (pods.addresses["server"], PORT))
     program = (
         "import socket, time; end = time.monotonic() + 4; opened = 0\n"
         "while time.monotonic() < end:\n"
@@ -173,6 +176,6 @@ def test_a_new_pod_is_denied_before_anything_else(pods: Pods, policy: Any) -> No
     container.pop("readinessProbe")
     pods.cluster.apply(fresh)
     pods.cluster.kubectl(
-        "wait", "pod/fresh", "-n", pods.home, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=180s"
+        "wait", "pod/fresh", "-n", pods.home, "--for=jsonpath={.status.phase}=Succeeded", "--timeout=340s"
     )
-    assert pods.cluster.logs("fresh", pods.home) == "0 opened\n"
+    assert pods.cluster.log_of("fresh", pods.home) == "0 opened\n"
