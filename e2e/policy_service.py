@@ -74,6 +74,14 @@ class PolicyService:
             f"service {self.name} has {count} candidates that were {result}", look, seconds, self.describe
         )
 
+    def wait_for_the_end(self, digest: str, result: str, seconds: float) -> dict[str, Any]:
+        """What is said of this checkpoint, once it has come to this."""
+
+        def look() -> dict[str, Any] | None:
+            return next((one for one in self.promotions(result) if one["digest"] == digest), None)
+
+        return wait_for(f"checkpoint {digest[:8]} is {result}", look, seconds, self.describe)
+
     def patch(self, spec: dict[str, Any]) -> None:
         """Change fields of its spec."""
         change = json.dumps({"spec": spec})

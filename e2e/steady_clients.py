@@ -1,4 +1,5 @@
-"""A program for a pod: sends requests at a steady rate, whatever becomes of the answers, and keeps a tally in a file.
+"""A program for a pod: sends requests at a steady rate, whatever becomes of the answers, and keeps a tally in a file. It
+pauses while too many are under way.
 
 Arguments: URL of /v1/completions, model, requests a second, prompt, tokens of an answer, the file. API_KEY in the
 environment is sent along.
@@ -18,7 +19,10 @@ import aiohttp
 URL, MODEL, RATE, PROMPT, TOKENS, RESULT = sys.argv[1:]
 BODY = {"model": MODEL, "prompt": PROMPT, "max_tokens": int(TOKENS), "temperature": 0}
 HEADERS = {"Authorization": f"Bearer {os.environ['API_KEY']}"} if "API_KEY" in os.environ else {}
-SECONDS = 60.0
+SECONDS = 180.0
+# Of requests under way, in seconds of the rate: a service that is slower than its clients would answer ever later, and in
+# the end nothing in time.
+MOST_SECONDS = 20.0
 
 
 class Tally:
@@ -67,15 +71,18 @@ async def ask(session: aiohttp.ClientSession, tally: Tally) -> None:
 
 
 async def main() -> None:
-    tally, under_way = Tally(), set()
+    tally, under_way = Tally(), set[asyncio.Task[None]]()
     timeout = aiohttp.ClientTimeout(total=SECONDS)
     # The address of a Service does not change.
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        began = time.monotonic()
+        due = time.monotonic()
         while True:
-            due = began + tally.sent / float(RATE)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+            while len(under_way) >= MOST_SECONDS * float(RATE):
+                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                due = time.monotonic()  # what was not sent meanwhile is not made up for
+            due += 1 / float(RATE)
             tally.sent += 1
             task = asyncio.create_task(ask(session, tally))
             under_way.add(task)

@@ -118,9 +118,9 @@ def test_better_policies_reach_clients_and_worse_ones_do_not(
         clients.wait_for_version(promoted[-1]["version"], 60)
         clients.assert_all_answered(250)
         made = another_policy(run, "poison", "7")
-        refused = service.wait_for_promotions("refused", 1, PROMOTE_SECONDS)
-        assert refused[-1]["digest"] == made["digest"]
-        assert "probe" in refused[-1]["message"] or "held-out" in refused[-1]["message"], refused
+        # Others may have been refused before.
+        refused = service.wait_for_the_end(made["digest"], "refused", PROMOTE_SECONDS)
+        assert "probe" in refused["message"] or "held-out" in refused["message"], refused
         assert service.serving == promoted[-1]["version"]
         clients.assert_all_answered(300)
         seen = clients.seen
@@ -195,7 +195,7 @@ def copies_operator_and_head_die(cluster: Cluster, service: PolicyService, clien
     print(f"serves {(datetime.now(UTC) - killed).total_seconds():.0f} s after the head was killed")
     (other,) = service.pods("head")
     assert other["metadata"]["name"] != head
-    assert is_ready(other)
+    wait_for("it is ready", lambda: all(map(is_ready, service.pods("head"))), 60, service.describe)
     goes_on(clients)
     assert service.serving == good
     service.wait_for_reason("ClusterReady", "Ready", 60)
@@ -215,7 +215,7 @@ def a_second_cluster_takes_over(service: PolicyService, clients: Clients) -> set
     before, first = {pod["metadata"]["name"] for pod in service.pods()}, with_the_traffic()
     promotion = {"answers": "stamp", "rollback": ROLLBACK | {"window": "5m"}}
     # For so long, and a little more, the first of two clusters stays.
-    limits = {"timeout": "60s"}
+    limits = {"timeout": "120s"}
     service.patch({"resources": {"memory": "1700Mi"}, "promotion": promotion, "limits": limits})
     wait_for(
         "a second cluster has the traffic",
