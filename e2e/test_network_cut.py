@@ -50,7 +50,8 @@ def cut_off(cluster: Cluster, pod: dict[str, Any]) -> Iterator[None]:
 def test_a_sampler_that_is_cut_off_is_given_up_and_comes_back(cluster: Cluster, train: Train) -> None:
     """The other one samples its groups: that none is lost or comes twice is looked at after every scenario."""
     sampler = {"replicas": 2, "minReplicas": 1}
-    run = train("cut-off", ENDLESS | {"sampler": sampler, "retry": {"livenessTimeout": "20s"}})
+    # On a busy node torch alone takes half a minute to be imported, and a learner that is silent ends the attempt.
+    run = train("cut-off", ENDLESS | {"sampler": sampler, "retry": {"livenessTimeout": "60s"}})
     run.wait_for_step(1, START_SECONDS)
     hears_of_samplers(cluster, run, 2)
     with cut_off(cluster, run.pods("sampler")[0]):

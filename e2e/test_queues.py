@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cluster_client import Cluster, wait_for
+from cluster_client import PATIENCE, Cluster, wait_for
 from conftest import SYSTEM, TRAINER_IMAGE, Train
 from kueue import WORKLOADS, admitted, cluster_queue, gone, is_admitted, urgent
 from test_scaling import goes_on, wait_for_samplers
@@ -18,6 +18,9 @@ pytestmark = pytest.mark.long
 
 ONE_RUN = "400m"
 """What head, learner and sampler ask for together."""
+
+# For a checkpoint, also of a driver that gets little of two busy cores.
+GRACE = 60
 
 # What a run trains on, and so its weights, depends on nothing but its seed.
 EXACT: dict[str, Any] = {
@@ -34,8 +37,7 @@ def in_queue(queue: str, priority: str, **scheduling: Any) -> dict[str, Any]:
 
 def weights(run: TrainingRun) -> dict[str, str]:
     """Hashes of the files of the policy in the run's last checkpoint."""
-    step = int(run.status["checkpoint"]["step"])
-    assert step == run.step, run.describe()
+    step = run.last_checkpoint(TRAINER_IMAGE)
     manifest = json.loads(run.read_file(f"checkpoints/step-{step:08d}/manifest.json", TRAINER_IMAGE))
     found = {name: one["sha256"] for name, one in manifest["files"].items() if name.startswith("model/")}
     assert any(name.endswith(".safetensors") for name in found), manifest
@@ -75,7 +77,7 @@ def test_who_must_go_saves_first_and_ends_as_one_that_was_not_disturbed(
     calm = train_elsewhere("calm", EXACT)
     other, queue = calm.namespace, namespace
     with cluster_queue(cluster, queue, [namespace, other], ONE_RUN):
-        run = train("patient", EXACT | in_queue(queue, "low", preemptionGracePeriod="30s"))
+        run = train("patient", EXACT | in_queue(queue, "low", preemptionGracePeriod=f"{GRACE}s"))
         run.wait_for_step(3, START_SECONDS)
         assert run.status["queue"]["flavors"] == [queue]
 
@@ -113,7 +115,7 @@ def test_who_must_go_saves_first_and_ends_as_one_that_was_not_disturbed(
         urgent(cluster, "third", other, queue, "100m")
         third = evicted(run, 2, "releasedTime", 180)
         assert third["checkpoint"] == "late"
-        assert 30 <= third["secondsToRelease"] < 120
+        assert GRACE <= third["secondsToRelease"] < GRACE + 90 * PATIENCE
         admitted(cluster, "third", other, 30)
         gone(cluster, "third", other)
         run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)

@@ -35,6 +35,5 @@ def test_failing_user_code_is_quoted(train: Train) -> None:
 
 def test_out_of_memory_is_named(train: Train) -> None:
     run = train("hungry", {"sampler": {"resources": {"memory": "500Mi"}}, "retry": {"limit": 0}})
-    message = run.wait_for_message("memory", "sampler", seconds=300)
-    assert "raise sampler.resources.memory" in message
-    assert "500Mi" in message
+    # Before it is there, a message about a node without room may name memory, too.
+    run.wait_for_message("raise sampler.resources.memory", "500Mi", seconds=300)

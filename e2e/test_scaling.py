@@ -46,12 +46,7 @@ def hears_of_samplers(cluster: Cluster, run: TrainingRun, count: int) -> None:
 
 def wait_for_samplers(run: TrainingRun, count: int) -> None:
     """Returns when the status shows that many samplers, all of them ready."""
-
-    def look() -> bool:
-        sampler = (run.status.get("roles") or {}).get("sampler") or {}
-        return (sampler.get("ready"), sampler.get("desired")) == (count, count)
-
-    wait_for(f"{count} of {count} samplers are ready", look, JOIN_SECONDS, run.describe)
+    run.wait_for_roles({"sampler": count}, JOIN_SECONDS)
 
 
 def goes_on(run: TrainingRun) -> None:

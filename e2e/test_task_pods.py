@@ -70,10 +70,7 @@ def test_workers_of_a_task_have_pods_of_their_own_and_lost_ones_are_made_anew(
     )
     run.wait_for_step(2, START_SECONDS)
     wanted = {"simulator": 2, "reward-model": 1}
-    roles = run.status["roles"]
-    assert {role: (roles[role]["ready"], roles[role]["desired"]) for role in wanted} == {
-        role: (count, count) for role, count in wanted.items()
-    }
+    run.wait_for_roles(wanted)
 
     lost = {role: run.kill_pod(role) for role in wanted}
     for role, count in wanted.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_client import wait_for
-from conftest import Train
+from conftest import TRAINER_IMAGE, Train
 from training_run import ENDLESS
 
 # From apply to the first step: pods start, Ray starts, torch and the model are loaded, all on a few cores.
@@ -14,9 +14,9 @@ TRAIN_SECONDS = 420
 
 
 def test_quickstart_trains_to_its_end(train: Train) -> None:
-    run = train("quickstart", {"stop": {"maxSteps": 40}})
+    run = train("quickstart", {"stop": {"maxSteps": 80}})
     first = run.wait_for_step(1, START_SECONDS)
-    assert first < 40, "progress was not seen before the end"
+    assert first < 80, "progress was not seen before the end"
     seen = [first]
 
     def finished() -> bool:
@@ -28,9 +28,9 @@ def test_quickstart_trains_to_its_end(train: Train) -> None:
     assert seen == sorted(seen)
     assert len(seen) >= 3, f"progress in the status was {seen}"
     status = run.status
-    assert status["progress"]["step"] == 40
+    assert status["progress"]["step"] == 80
     assert status["progress"]["reward"] is not None
-    assert status["checkpoint"]["step"] == 40
+    assert run.last_checkpoint(TRAINER_IMAGE) == 80
     assert [attempt["number"] for attempt in status["attempts"]] == [1]
 
 
@@ -61,8 +61,7 @@ def test_two_runs_in_two_namespaces_one_with_two_learners_and_two_samplers(
     other = train_elsewhere("pairs", {"seed": 2, "learner": elsewhere, "sampler": elsewhere})
     assert other.namespace != pairs.namespace
     pairs.wait_for_step(1, START_SECONDS)
-    roles = pairs.status["roles"]
-    assert (roles["learner"]["ready"], roles["sampler"]["ready"]) == (2, 2)
+    pairs.wait_for_roles({"learner": 2, "sampler": 2})
     for run in (pairs, other):
         run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
         assert run.step == 20
@@ -76,7 +75,7 @@ def test_samplers_that_take_turns_with_learners_have_no_pods_of_their_own(train:
     assert sorted(role for role in roles if role in ("head", "learner", "sampler")) == ["head", "learner"]
     status = run.status
     assert (status["placement"]["mode"], status["placement"]["shared"]) == ("collocated", 1)
-    assert (status["roles"]["learner"]["ready"], status["roles"]["sampler"]["ready"]) == (1, 1)
+    run.wait_for_roles({"learner": 1, "sampler": 1})
     run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
     status = run.status
     assert run.step == 20

@@ -84,7 +84,7 @@ def test_upgrade_from_an_earlier_release_does_not_disturb_a_run(
     [known] = run.status["attempts"]
     later = {"preemptions": 0, "heldSeconds": 0, "trainedTime": known["trainedTime"]}
     assert known == attempt | later, "more is told, and nothing else"
-    assert run.condition("Training").get("status") == "True"
+    run.wait_for_condition("Training", 60)
 
     # What the earlier operator has begun, this one ends: with a checkpoint, and without a step lost or done twice.
     run.patch({"suspend": True})

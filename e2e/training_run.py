@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ SMALL: dict[str, Any] = {
     "learner": {"replicas": 1, "resources": {"cpu": RESERVED}},
     "buffer": {"capacity": 128, "maxStaleness": 1},
     "checkpoint": {"everySteps": 5, "keep": 2, "storage": {"persistentVolumeClaim": CLAIM}},
-    "stop": {"maxSteps": 20, "targetReward": None, "maxDuration": "15m"},
+    "stop": {"maxSteps": 20, "targetReward": None, "maxDuration": None},
 }
 
 
@@ -142,6 +143,33 @@ class TrainingRun:
             return step if step > after else None
 
         return wait_for(f"run {self.name} has a checkpoint", look, seconds, self.describe)
+
+    def wait_for_roles(self, ready: Mapping[str, int], seconds: float = 60) -> None:
+        """Returns when its status shows so many ready of each of these roles, and no more wanted."""
+
+        def look() -> bool:
+            roles: dict[str, dict[str, int]] = self.status.get("roles") or {}
+            shown = {role: roles.get(role) or {} for role in ready}
+            return all(
+                (shown[role].get("ready"), shown[role].get("desired")) == (count, count)
+                for role, count in ready.items()
+            )
+
+        wait_for(f"run {self.name} has all of {dict(ready)} ready", look, seconds, self.describe)
+
+    def last_checkpoint(self, image: str) -> int:
+        """The step of the newest checkpoint of a run that has succeeded, as its status says.
+
+        Where nobody was there to read what its driver said last, so that the status has not its last reward either, its
+        folder must have a checkpoint of its last step.
+        """
+        kept, step = int((self.status.get("checkpoint") or {}).get("step", 0)), self.step
+        if kept == step:
+            return kept
+        reward = round(self.metrics(image)[-1]["reward_mean"], 3)
+        assert self.status["progress"].get("reward") != reward, f"{self.describe()}; checkpoint: step {kept}"
+        self.read_file(f"checkpoints/step-{step:08d}/manifest.json", image)
+        return step
 
     def patch(self, spec: dict[str, Any]) -> None:
         """Change fields of its spec."""
