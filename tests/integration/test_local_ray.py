@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_a_fork_is_as_good_as_a_new_process(tmp_path: Path):
     assert len({chance[0] for chance in chances}) == len({chance[1] for chance in chances}) == 3
     assert first == new == second | {"mood": "good"}
     assert new == {"arguments": ["--its-own=1"], "mood": "good", "folder": str(tmp_path), "handler": True}
+
+
+def test_who_is_killed_while_it_asks_ends_nothing(tmp_path: Path):
+    for said in (b"", b"?", b'?[["worker.py"], {'):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(os.environ[start_worker.SOCKET])
+            if said:
+                socket.send_fds(connection, [said], [0, 1, 2])
+    assert started(tmp_path)["has torch"]
 
 
 def test_rays_workers_are_forks_and_its_agents_idle():

@@ -36,15 +36,17 @@ def serve(listener: socket.socket) -> None:
             break
         connection, _ = listener.accept()
         with connection:
-            _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-            parts = iter(lambda: connection.recv(1 << 16), b"")  # noqa: B023
-            arguments, environment, folder = json.loads(b"".join(parts))
-            if not ready:
-                _import_ray(environment)
-                ready = True
+            streams, arguments = list[int](), None
             try:
+                _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+                parts = iter(lambda: connection.recv(1 << 16), b"")  # noqa: B023
+                arguments, environment, folder = json.loads(b"".join(parts))
+                if not ready:
+                    _import_ray(environment)
+                    ready = True
                 connection.sendall(b"!")
-            except OSError:  # it did not wait that long, and started a worker itself
+            # It was killed before it had said all, or did not wait that long, and started a worker itself.
+            except (OSError, ValueError):
                 arguments = None
         if arguments is not None and os.fork() == 0:
             listener.close()

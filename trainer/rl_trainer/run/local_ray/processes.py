@@ -156,11 +156,15 @@ def fork_server() -> Iterator[None]:
             process_group=0,  # as the rest of Ray, see `own_group`
         )
         listener.close()  # who asks hears at once when it has died
+        another = os.environ.get(start_worker.SOCKET)
         os.environ[start_worker.SOCKET] = path
         try:
             yield
         finally:
-            os.environ.pop(start_worker.SOCKET, None)
+            if os.environ.get(start_worker.SOCKET) == path:  # not that of one that was started since
+                os.environ.pop(start_worker.SOCKET)
+                if another is not None:
+                    os.environ[start_worker.SOCKET] = another
             process.kill()
             process.communicate()
 
