@@ -130,14 +130,19 @@ class Cluster:
         done = self.kubectl("logs", "-n", namespace, pod, "--all-containers", *arguments, check=False)
         return done.stdout + done.stderr
 
-    def log_of(self, pod: str, namespace: str) -> str:
-        """What a pod wrote, once that can be read: on a busy node one of hundreds of calls fails."""
+    def answered(self, *arguments: str) -> str:
+        """What kubectl prints, once it ends well: on a busy node one of hundreds of calls fails."""
 
         def look() -> subprocess.CompletedProcess[str] | None:
-            done = self.kubectl("logs", "-n", namespace, pod, "--all-containers", check=False)
-            return done if done.returncode == 0 else None
+            done.append(self.kubectl(*arguments, check=False))
+            return done[-1] if done[-1].returncode == 0 else None
 
-        return wait_for(f"the log of pod {pod} is read", look, 60, lambda: self.logs(pod, namespace)).stdout
+        done: list[subprocess.CompletedProcess[str]] = []
+        return wait_for(f"kubectl {' '.join(arguments)} ends well", look, 60, lambda: f"{done[-1]}").stdout
+
+    def log_of(self, pod: str, namespace: str) -> str:
+        """What a pod wrote, once that can be read."""
+        return self.answered("logs", "-n", namespace, pod, "--all-containers")
 
     def run_once(
         self,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
-from cluster_client import Cluster, wait_for
+from cluster_client import Cluster
 from conftest import Train
 from test_scaling import hears_of_samplers, wait_for_samplers, wind_up
 from test_training import START_SECONDS
@@ -27,15 +26,7 @@ def test_a_run_trains_with_encryption(cluster: Cluster, train: Train) -> None:
     first, second = sorted(run.pods("sampler"), key=lambda pod: pod["metadata"]["creationTimestamp"])
 
     def inside(pod: str, *command: str) -> str:
-        place = ["exec", pod, "-n", run.namespace, "-c", "ray", "--"]
-
-        def look() -> subprocess.CompletedProcess[str] | None:
-            done.append(cluster.kubectl(*place, *command, check=False))
-            return done[-1] if done[-1].returncode == 0 else None
-
-        done: list[subprocess.CompletedProcess[str]] = []
-        # On a busy node one of hundreds of calls fails.
-        return wait_for(f"{command[0]} runs in {pod}", look, 60, lambda: f"{done[-1]}").stdout
+        return cluster.answered("exec", pod, "-n", run.namespace, "-c", "ray", "--", *command)
 
     for pod in (head, first, second):
         name, address = pod["metadata"]["name"], head["status"]["podIP"]
