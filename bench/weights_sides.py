@@ -112,7 +112,8 @@ class LearnerSide:
                 lambda: source_of(tensors), lambda: source_of(base), decoder.adapted(), torch.bfloat16
             )
 
-        return Offer(lambda: source_of(decoder.hf_tensors()), adapter)
+        laid = partial(source_of, as_laid=True)
+        return Offer(lambda: source_of(decoder.hf_tensors()), adapter, lambda: laid(decoder.hf_tensors()))
 
     @torch.no_grad()
     def digest(self) -> int:

@@ -21,7 +21,7 @@ from rl_trainer.flow.calls import INLINE_BYTES
 from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_room import StoreRoom, node_store_bytes
 from rl_trainer.trajectory import Group, Trajectory
-from rl_trainer.weights.payload import lent_tensor
+from rl_trainer.weights.payload import lent_rows
 from rl_trainer.weights.source import LazyTensor, source_of
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
@@ -324,7 +324,7 @@ def test_what_an_engine_computes_with_stays_in_the_store_while_later_versions_ar
         return publisher.publish(Offer(lambda: source_of(tensors)), version)
 
     def take(published):
-        return lent_tensor(receiver.receive(published, 60), "weight")
+        return lent_rows(receiver.receive(published, 60), [("weight", 0)])
 
     first = take(publish(0))  # nobody has a handle of it any more, and Ray may free it
     last, places = None, set()
@@ -336,7 +336,7 @@ def test_what_an_engine_computes_with_stays_in_the_store_while_later_versions_ar
     assert first.data_ptr() not in places
     assert node_store_bytes() > values.nbytes
     assert (
-        lent_tensor(StoreReceiver(store, "here", StoreRoom(1 << 30)).receive(publish(9), 60), "weight")
+        lent_rows(StoreReceiver(store, "here", StoreRoom(1 << 30)).receive(publish(9), 60), [("weight", 0)])
         is None
     )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from kept_blocks import KeptBlocks
 
-from rl_trainer.weights.payload import lent_tensor, pack_weights, unpack_weights
+from rl_trainer.weights.payload import lent_rows, pack_weights, unpack_weights
 from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.create import create_publisher, create_receiver
@@ -38,11 +38,11 @@ def test_a_version_is_lent_if_the_store_has_room_and_it_is_the_stores(transport)
         receiver = create_receiver(transport, store, place="here", lends=partial(lends, most))
         found = receiver.receive(published, 1.0)
         for name, value in TENSORS.items():
-            one = lent_tensor(found, name)
+            one = lent_rows(found, [(name, 0)])
             assert (one is not None) == (whole and most == PADDED)
             assert one is None or torch.equal(one, value)
         assert (
-            lent_tensor(create_receiver(transport, store, place="here").receive(published, 1.0), "large")
+            lent_rows(create_receiver(transport, store, place="here").receive(published, 1.0), [("large", 0)])
             is None
         )
     assert asked == ([PADDED] * 2 if whole else [])
@@ -50,7 +50,7 @@ def test_a_version_is_lent_if_the_store_has_room_and_it_is_the_stores(transport)
 
 def test_what_is_put_together_is_not_lent():
     found = unpack_weights(list(pack_weights(source(), 1, limit=4096)), lent=True)
-    assert lent_tensor(found, "large") is None
-    assert lent_tensor(found, "half") is not None
-    assert lent_tensor(found, "none") is None
-    assert lent_tensor(TENSORS, "half") is None
+    assert lent_rows(found, [("large", 0)]) is None
+    assert lent_rows(found, [("half", 0)]) is not None
+    assert lent_rows(found, [("none", 0)]) is None
+    assert lent_rows(TENSORS, [("half", 0)]) is None

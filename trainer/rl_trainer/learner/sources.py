@@ -13,16 +13,21 @@ from rl_trainer.weights.source import LazyTensor, TensorSource, lazy, source_of
 from rl_trainer.weights.transports.base import AdapterOffer, Offer
 
 
-def weight_source(learner: Learner, dtype: torch.dtype = torch.float32) -> TensorSource:
-    """The policy under Hugging Face names in number format `dtype`, LoRA's merged."""
+def weight_source(
+    learner: Learner, dtype: torch.dtype = torch.float32, *, as_laid: bool = False
+) -> TensorSource:
+    """The policy under Hugging Face names in number format `dtype`, LoRA's merged; `as_laid`: see `source_of`."""
     learner.require("its weights are published")
     tensors: Mapping[str, LazyTensor] = learner.model.hf_tensors()  # type: ignore[operator]
-    return _on_rank_0(learner, {name: tensor.to(dtype) for name, tensor in tensors.items()})
+    return _on_rank_0(learner, {name: tensor.to(dtype) for name, tensor in tensors.items()}, as_laid)
 
 
 def offer(learner: Learner, dtype: torch.dtype) -> Offer:
     """What is published, in number format `dtype`; adapters as they are, in fp32."""
-    return Offer(partial(weight_source, learner, dtype), partial(_adapter_offer, learner, dtype))
+    weights = partial(weight_source, learner, dtype)
+    # vLLM and servers would have the order changed once each, where here it is done once for all.
+    laid = partial(weights, as_laid=True) if learner.spec.sampler.engine == "torch" else None
+    return Offer(weights, partial(_adapter_offer, learner, dtype), laid)
 
 
 def _adapter_offer(learner: Learner, dtype: torch.dtype) -> AdapterOffer | None:
@@ -56,9 +61,9 @@ def adapter_source(learner: Learner) -> TensorSource:
     return _on_rank_0(learner, lazy(state))
 
 
-def _on_rank_0(learner: Learner, tensors: Mapping[str, LazyTensor]) -> TensorSource:
+def _on_rank_0(learner: Learner, tensors: Mapping[str, LazyTensor], as_laid: bool = False) -> TensorSource:
     """Where every rank has the same, only the one whose values are used makes them; else all of them do, together."""
-    source = source_of(tensors)
+    source = source_of(tensors, as_laid=as_laid)
     if learner.rank == 0 or learner.divided:
         return source
 

@@ -39,7 +39,7 @@ from rl_trainer.model.packing import Packing
 from rl_trainer.model.rows import Rows, whole, whole_rows
 from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.payload import shapes_of
-from rl_trainer.weights.source import LazyTensor, can_be_shared
+from rl_trainer.weights.source import Laid, LazyTensor, can_be_shared
 
 
 class Decoder(AtPlaces):
@@ -247,7 +247,7 @@ class Decoder(AtPlaces):
         last = {part.fused: part.name for part in parts(self.config)}
         gathered: dict[str, torch.Tensor] = {}  # one at most, that of the part made last
 
-        def make(part: Part) -> torch.Tensor:
+        def laid(part: Part) -> torch.Tensor:
             if part.fused not in gathered:
                 gathered.clear()  # not all parts of it may be wanted
                 gathered[part.fused] = whole(fused[part.fused])
@@ -257,7 +257,10 @@ class Decoder(AtPlaces):
             if part.name in changed:
                 adapter, module = changed[part.name]
                 rows = rows + adapter.change(module)
-            return part.unfused(rows, self.config.head_dim)
+            return rows
+
+        def make(part: Part) -> torch.Tensor:
+            return part.unfused(laid(part), self.config.head_dim)
 
         def rows(part: Part) -> Callable[[int, int], torch.Tensor] | None:
             """Of those that are a parameter of their own, as it is."""
@@ -265,15 +268,17 @@ class Decoder(AtPlaces):
             alone = tuple(value.shape) == part.shape and not part.turned and part.name not in changed
             return partial(whole_rows, value) if alone else None
 
-        def shared(part: Part) -> bool:
-            return not part.turned and part.name not in changed and can_be_shared(fused[part.fused])
-
-        return {
-            part.name: LazyTensor(
-                fused[part.fused].dtype, part.shape, partial(make, part), rows(part), shared(part)
+        def tensor(part: Part) -> LazyTensor:
+            dtype = fused[part.fused].dtype
+            shared = part.name not in changed and can_be_shared(fused[part.fused])
+            if not part.turned:
+                return LazyTensor(dtype, part.shape, partial(make, part), rows(part), shared)
+            ours = Laid(
+                LazyTensor(dtype, part.shape, partial(laid, part), shared=shared), self.config.head_dim
             )
-            for part in parts(self.config)
-        }
+            return LazyTensor(dtype, part.shape, partial(make, part), laid=ours)
+
+        return {part.name: tensor(part) for part in parts(self.config)}
 
     def load_hf_state_dict(self, tensors: Mapping[str, Rows], where: str = "weights") -> None:
         """Copy Hugging Face tensors into the parameters, in place; all or none. Of divided ones the rows held here are read.

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from rl_trainer.model.config import DecoderConfig
-from rl_trainer.model.names import Part, parts
-from rl_trainer.weights.payload import lent_tensor
+from rl_trainer.model.names import Part, parts_by_parameter
+from rl_trainer.weights.payload import lent_rows
 
 # Where torch puts its own memory: products take the same code, and give the same bits.
 _ALIGNMENT = 64
@@ -19,30 +19,22 @@ def lent_parameters(
 ) -> dict[str, Tensor]:
     """Fused parameters as views of lent tensors, by name: those whose parts lie one after the other as they are to be.
 
-    What is rotated, of another number format or on another device, split over blocks or not next to its neighbour is left
-    out. `like`: the parameters as they are.
+    What is in another order, of another number format or on another device, split over blocks or not next to its neighbour
+    is left out. `like`: the parameters as they are.
     """
-    inside: dict[str, list[Part]] = {}
-    for part in parts(config):
-        inside.setdefault(part.fused, []).append(part)
-    found = {name: _joined(several, tensors, like[name]) for name, several in inside.items()}
+    head_dim = config.head_dim
+    found = {
+        name: _joined(several, tensors, like[name], head_dim)
+        for name, several in parts_by_parameter(config).items()
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _joined(several: Sequence[Part], tensors: Mapping[str, object], like: Tensor) -> Tensor | None:
-    if any(part.turned for part in several) or not like.is_contiguous():
+def _joined(
+    several: Sequence[Part], tensors: Mapping[str, object], like: Tensor, head_dim: int
+) -> Tensor | None:
+    found = lent_rows(tensors, [(part.name, head_dim if part.turned else 0) for part in several])
+    if found is None or not like.is_contiguous() or found.data_ptr() % _ALIGNMENT:
         return None
-    first: Tensor | None = None
-    end = 0
-    for part in several:
-        one = lent_tensor(tensors, part.name)
-        if one is None or (one.dtype, one.device, one.shape) != (like.dtype, like.device, part.shape):
-            return None
-        if first is None:
-            first, end = one, one.data_ptr()
-        if one.data_ptr() != end or one.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return None
-        end += one.nbytes
-    if first is None or first.data_ptr() % _ALIGNMENT or end - first.data_ptr() != like.nbytes:
-        return None
-    return first.as_strided(like.shape, like.stride())
+    same = (found.dtype, found.device, found.shape) == (like.dtype, like.device, like.shape)
+    return found if same else None

@@ -17,8 +17,9 @@ from torch import nn
 from rl_api import LoraSpec
 from rl_api.errors import ModelError
 from rl_trainer.model.config import DecoderConfig
-from rl_trainer.model.names import Projection, deinterleave, interleave, projections
+from rl_trainer.model.names import Projection, projections
 from rl_trainer.model.rows import Rows, fill, whole
+from rl_trainer.weights.row_order import deinterleave, interleave
 
 PEFT_PREFIX = "base_model.model."
 """What `peft` puts before the Hugging Face name of the adapted module."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ import torch
 from rl_api.errors import ModelError
 from rl_trainer.model.config import DecoderConfig
 from rl_trainer.model.rows import Rows, fill_part
+from rl_trainer.weights.payload import laid_tensor
+from rl_trainer.weights.row_order import deinterleave, interleave, interleaved
 
 # Written by old library versions; they are computed, not learned.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
@@ -79,8 +82,25 @@ def projections(config: DecoderConfig) -> dict[str, tuple[Projection, ...]]:
     }
 
 
-def parts(config: DecoderConfig) -> Iterator[Part]:
-    """Every parameter of the model in Hugging Face's order; `lm_head.weight` only when it is not tied."""
+@cache  # each version of a model is looked at part by part
+def parts(config: DecoderConfig) -> tuple[Part, ...]:
+    """Every parameter of the model; `lm_head.weight` only when it is not tied.
+
+    In Hugging Face's order, but that the weights of a fused matrix come before its biases: next to each other they are it.
+    """
+    return tuple(_parts(config))
+
+
+@cache
+def parts_by_parameter(config: DecoderConfig) -> Mapping[str, tuple[Part, ...]]:
+    """The same by the fused parameter that they are rows of, each in the order of its rows."""
+    found: dict[str, list[Part]] = {}
+    for part in parts(config):
+        found.setdefault(part.fused, []).append(part)
+    return MappingProxyType({name: tuple(several) for name, several in found.items()})
+
+
+def _parts(config: DecoderConfig) -> Iterator[Part]:
     hidden, dim = config.hidden_size, config.head_dim
     biased = {"qkv": config.qkv_bias, "output": config.output_bias}
     yield Part("model.embed_tokens.weight", (config.vocab_size, hidden), "embed")
@@ -88,13 +108,15 @@ def parts(config: DecoderConfig) -> Iterator[Part]:
         theirs, ours = f"model.layers.{index}.", f"layers.{index}."
         yield Part(theirs + "input_layernorm.weight", (hidden,), ours + "attention_norm")
         for matrix, inside in projections(config).items():
-            first = 0
-            for one in inside:
-                weight, bias = f"{ours}{matrix}_weight", f"{ours}{matrix}_bias"
-                yield Part(f"{theirs}{one.name}.weight", (one.rows, one.columns), weight, first, one.turned)
-                if biased.get(matrix, config.mlp_bias):
-                    yield Part(f"{theirs}{one.name}.bias", (one.rows,), bias, first, one.turned)
-                first += one.rows
+            firsts = [sum(one.rows for one in inside[:number]) for number in range(len(inside))]
+            for one, first in zip(inside, firsts, strict=True):
+                shape = one.rows, one.columns
+                yield Part(f"{theirs}{one.name}.weight", shape, f"{ours}{matrix}_weight", first, one.turned)
+            if biased.get(matrix, config.mlp_bias):
+                for one, first in zip(inside, firsts, strict=True):
+                    yield Part(
+                        f"{theirs}{one.name}.bias", (one.rows,), f"{ours}{matrix}_bias", first, one.turned
+                    )
             if matrix == "qkv" and config.qk_norm:
                 yield Part(theirs + "self_attn.q_norm.weight", (dim,), ours + "q_norm", turned=True)
                 yield Part(theirs + "self_attn.k_norm.weight", (dim,), ours + "k_norm", turned=True)
@@ -150,20 +172,6 @@ def _ignored(name: str, config: DecoderConfig) -> bool:
     return name.endswith(_IGNORED_SUFFIXES) or (name == "lm_head.weight" and config.tied_embeddings)
 
 
-def interleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Hugging Face's order of a head's rows (first halves, then second halves) to neighbours; [N * D, ...] -> same."""
-    return _interleaved(rows, head_dim).reshape(rows.shape)
-
-
-def _interleaved(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    return rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2)
-
-
-def deinterleave(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The inverse of `interleave`; always a copy."""
-    return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
-
-
 def fuse(
     config: DecoderConfig,
     tensors: Mapping[str, Rows],
@@ -178,7 +186,11 @@ def fuse(
     for part in parts(config):
         if part.fused in without:
             continue
-        read = partial(_read, tensors[part.name], config.head_dim if part.turned else None)
+        laid = laid_tensor(tensors, part.name, config.head_dim) if part.turned else None
+        if laid is None:
+            read = partial(_read, tensors[part.name], config.head_dim if part.turned else None)
+        else:
+            read = partial(_read, laid, None)
         fill_part(target[part.fused], part.first, part.first + part.shape[0], read)
 
 
@@ -188,7 +200,7 @@ def _read(tensor: Rows, head_dim: int | None, first: int, last: int) -> torch.Te
     if head_dim is None:
         return tensor[first:last]
     if first % head_dim == 0 == last % head_dim:
-        return _interleaved(tensor[first:last], head_dim)
+        return interleaved(tensor[first:last], head_dim)
     start = first // head_dim * head_dim  # whole heads
     heads = interleave(tensor[start : -(-last // head_dim) * head_dim], head_dim)
     return heads[first - start : last - start]

@@ -18,6 +18,7 @@ from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
 from rl_api.errors import ModelError
+from rl_trainer.weights.row_order import deinterleave
 from rl_trainer.weights.source import LazyTensor, TensorSource
 
 # Bytes of a block at most: many blocks to a version, so that one is put into the store while the next is made.
@@ -30,7 +31,7 @@ _ALIGNMENT = 64
 class Place(NamedTuple):
     """Where `size` bytes of a tensor, from its byte `first` on, are in a block: at `offset`.
 
-    `dtype`, `shape`: of the whole tensor.
+    `dtype`, `shape`: of the whole tensor. `interleaved`: rows of a head, where rows are in our decoder's order; else 0.
     """
 
     dtype: str
@@ -38,6 +39,7 @@ class Place(NamedTuple):
     offset: int
     first: int
     size: int
+    interleaved: int = 0
 
 
 Index = Mapping[str, Place]
@@ -71,13 +73,14 @@ class Tensors(Mapping[str, Tensor]):
     need be in memory beside the blocks.
     """
 
-    def __init__(self, blocks: Sequence[Mapping[str, tuple[Place, Tensor]]], *, lent: bool = False):
-        """`blocks`: of each the bytes of what it holds, uint8, in the order of the version; `lent`: see `lent_tensor`."""
+    def __init__(self, blocks: Sequence[tuple[Index, Tensor]], *, lent: bool = False):
+        """`blocks`: of each what it holds, and the bytes of all of it, uint8; in the order of the version. `lent`: see
+        `lent_rows`."""
         self.lent = lent
         self._parts: dict[str, list[tuple[Place, Tensor]]] = {}
-        for block in blocks:
-            for name, part in block.items():
-                self._parts.setdefault(name, []).append(part)
+        for index, block in blocks:
+            for name, place in index.items():
+                self._parts.setdefault(name, []).append((place, block))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -89,16 +92,36 @@ class Tensors(Mapping[str, Tensor]):
         """Number format by name, with nothing put together."""
         return {name: getattr(torch, parts[0][0].dtype) for name, parts in self._parts.items()}
 
-    def is_whole(self, name: str) -> bool:
-        """Whether it is there, in one block."""
-        return len(self._parts.get(name, ())) == 1
-
     def __getitem__(self, name: str) -> Tensor:
+        found, head_dim = self.laid(name)
+        return deinterleave(found, head_dim) if head_dim else found
+
+    def laid(self, name: str) -> tuple[Tensor, int]:
+        """A tensor as it came, and `Place.interleaved` of it; looked up by its name it is in Hugging Face's order."""
         parts = self._parts[name]
         place = parts[0][0]
         dtype: torch.dtype = getattr(torch, place.dtype)
-        data = parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
-        return data.view(dtype).view(place.shape)
+        data = [block[one.offset : one.offset + one.size] for one, block in parts]
+        whole = data[0] if len(data) == 1 else torch.cat(data)
+        return whole.view(dtype).view(place.shape), place.interleaved
+
+    def rows(self, wanted: Sequence[tuple[str, int]]) -> Tensor | None:
+        """See `lent_rows`; in whatever memory."""
+        found = [self._parts.get(name, ()) for name, _ in wanted]
+        if not found or any(len(parts) != 1 for parts in found):
+            return None
+        (first, block), *_ = places = [parts[0] for parts in found]
+        end, rows = first.offset, 0
+        for (place, where), (_, head_dim) in zip(places, wanted, strict=True):
+            alike = (place.dtype, place.shape[1:]) == (first.dtype, first.shape[1:]) and where is block
+            if not alike or not place.shape or (place.offset, place.interleaved) != (end, head_dim):
+                return None
+            end, rows = end + place.size, rows + place.shape[0]
+        dtype: torch.dtype = getattr(torch, first.dtype)
+        return block[first.offset : end].view(dtype).view(rows, *first.shape[1:])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts  # a mapping's own would make the tensor to see
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -119,12 +142,23 @@ def dtypes_of(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
     return {name: value.dtype for name, value in tensors.items()} if found is None else found
 
 
-def lent_tensor(tensors: Mapping[str, Any], name: str) -> Tensor | None:
-    """A tensor in memory that stays as it is as long as somebody holds a view of it: it may be used for any length of time,
-    and never be written. None: there is none of that name, or not in such memory."""
-    if not isinstance(tensors, Tensors) or not tensors.lent or not tensors.is_whole(name):
+def laid_tensor(tensors: Mapping[str, Any], name: str, head_dim: int = 0) -> Tensor | None:
+    """A tensor that came with its rows interleaved within heads of `head_dim` rows, 0: in Hugging Face's order, as it came.
+    None: there is none of that name, or it came in another order."""
+    if not isinstance(tensors, Tensors) or name not in tensors:
         return None
-    return tensors[name]
+    found, order = tensors.laid(name)
+    return found if order == head_dim else None
+
+
+def lent_rows(tensors: Mapping[str, Any], wanted: Sequence[tuple[str, int]]) -> Tensor | None:
+    """The rows of several tensors in memory that stays as it is as long as somebody holds a view of it: it may be used for
+    any length of time, and never be written.
+
+    `wanted`: each by its name, and the order of its rows as for `laid_tensor`. None: not all of them came so, or in such
+    memory, or they do not lie one after the other.
+    """
+    return tensors.rows(wanted) if isinstance(tensors, Tensors) and tensors.lent else None
 
 
 def made_when_wanted(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
@@ -194,7 +228,7 @@ def parts_of(source: TensorSource, limit: int) -> Iterator[Index]:
                 yield index
                 index, offset = {}, 0
             count = min(size - first, limit - offset)
-            index[name] = Place(*described, offset, first, count)
+            index[name] = Place(*described, offset, first, count, source.interleaved.get(name, 0))
             offset, first = offset + padded(count), first + count
             if first == size:
                 break
@@ -280,7 +314,7 @@ def unpack_weights(
 
     Args:
         blocks: in order.
-        lent: see `lent_tensor`.
+        lent: see `lent_rows`.
         check: `check_block` of each, or of those of which nothing else says that they are right.
 
     Raises:
@@ -299,7 +333,7 @@ def unpack_weights(
     return Tensors([_unpack(one) for one in blocks], lent=lent)
 
 
-def _unpack(one: WeightsBlock) -> dict[str, tuple[Place, Tensor]]:
+def _unpack(one: WeightsBlock) -> tuple[Index, Tensor]:
     with warnings.catch_warnings():
         # The object store's memory is read-only; so is what we hand out.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -308,9 +342,7 @@ def _unpack(one: WeightsBlock) -> dict[str, tuple[Place, Tensor]]:
             if one.block.size
             else torch.empty(0, dtype=torch.uint8)
         )
-    return {
-        name: (place, block[place.offset : place.offset + place.size]) for name, place in one.index.items()
-    }
+    return one.index, block
 
 
 def end_of(index: Index) -> int:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class TensorSource:
             each, that are one after the other along its first dimension. A tensor may share memory with the model: it is
             to be copied before the next item is asked for, and never written to. It may be in a wider number format than
             `shapes` says, in which it is to be copied.
+        interleaved: names of tensors whose rows are in our decoder's order (`row_order.interleave`), and rows of a head.
         shared: names of tensors of which every item is the model's own memory on the host, and stays as it is for as long
             as the model is not changed: they need not be copied at once.
     """
@@ -37,6 +39,7 @@ class TensorSource:
     shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     items: Callable[[], Iterator[tuple[str, Tensor]]]
     shared: frozenset[str] = frozenset()
+    interleaved: Mapping[str, int] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name."""
@@ -48,7 +51,7 @@ class LazyTensor:
     """A tensor that `make` makes when it is wanted; see `TensorSource` for what it may be.
 
     `rows`, where there is such a thing: makes its rows from one number up to another. `shared`: see there.
-    `wide`: what it is the same as in another number format.
+    `wide`: what it is the same as in another number format. `laid`: the same in the order in which the model has its rows.
     """
 
     dtype: torch.dtype
@@ -57,6 +60,7 @@ class LazyTensor:
     rows: Callable[[int, int], Tensor] | None = None
     shared: bool = False
     wide: LazyTensor | None = None
+    laid: Laid | None = None
 
     @classmethod
     def of(cls, tensor: Tensor) -> LazyTensor:
@@ -69,7 +73,11 @@ class LazyTensor:
         if not self.dtype.is_floating_point or dtype == self.dtype:
             return self
         return LazyTensor(
-            dtype, self.shape, lambda: self.make().to(dtype), wide=self if self.wide is None else None
+            dtype,
+            self.shape,
+            lambda: self.make().to(dtype),
+            wide=self if self.wide is None else None,
+            laid=None if self.laid is None else Laid(self.laid.tensor.to(dtype), self.laid.head_dim),
         )
 
     def pieces(self, limit: int) -> Iterator[Tensor]:
@@ -87,21 +95,33 @@ class LazyTensor:
             yield self.rows(first, min(first + each, self.shape[0]))
 
 
+class Laid(NamedTuple):
+    """A tensor with its rows in our decoder's order (`row_order.interleave`), `head_dim` of them a head."""
+
+    tensor: LazyTensor
+    head_dim: int
+
+
 def lazy(tensors: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
     """Tensors that are there already."""
     return {name: LazyTensor.of(value) for name, value in tensors.items()}
 
 
-def source_of(tensors: Mapping[str, LazyTensor], limit: int = PIECE_BYTES) -> TensorSource:
+def source_of(
+    tensors: Mapping[str, LazyTensor], limit: int = PIECE_BYTES, *, as_laid: bool = False
+) -> TensorSource:
     """A source of these, those of wide numbers first: each then begins at a multiple of its own width in a file.
 
-    `limit`: bytes of a piece of a large one.
+    `limit`: bytes of a piece of a large one. `as_laid`: each as the model has it.
     """
+    laid = {name: one.laid for name, one in tensors.items() if one.laid is not None} if as_laid else {}
+    tensors = {**tensors, **{name: one.tensor for name, one in laid.items()}}
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     return TensorSource(
         {name: (tensors[name].dtype, tensors[name].shape) for name in names},
         lambda: chain.from_iterable(_named(name, tensors[name].pieces(limit)) for name in names),
         frozenset(name for name in names if tensors[name].shared),
+        {name: one.head_dim for name, one in laid.items()},
     )
 
 

@@ -98,7 +98,7 @@ class TorchEngine(Engine):
     def prepare_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> Callable[[], None]:
         """See `Engine.prepare_weights`. On a CPU a second set of parameters is filled, and exchanged for the first, if there
         is memory for it; that of a GPU is for keys and values. Nor while the first one is offloaded. Tensors that are lent
-        become parameters as they are where their layout allows it (`payload.lent_tensor`).
+        become parameters as they are where their layout allows it (`payload.lent_rows`).
         """
         with self._preparing:
             if self._device.type != "cpu" or self._offloader.away:

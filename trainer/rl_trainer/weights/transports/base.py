@@ -44,12 +44,15 @@ class Offer:
 
     Attributes:
         weights: all of the policy, LoRA's merged, in the number format that samplers compute with.
+        laid: as `weights`, with what our decoder has in an order of its own in that order, which saves it and samplers that
+            compute with it a copy each (`Tensors` gives Hugging Face's to others); None: `weights`.
         adapter: LoRA's part; None from it: the policy has no adapter, or none yet. Raises ModelError where files hold an
             adapted weight in a form that no adapter changes.
     """
 
     weights: Callable[[], TensorSource]
     adapter: Callable[[], AdapterOffer | None] = lambda: None
+    laid: Callable[[], TensorSource] | None = None
 
 
 class Store(Protocol):
@@ -95,7 +98,7 @@ class Receiver(Protocol):
 
     def receive(self, publication: Publication, timeout: float) -> Mapping[str, Tensor]:
         """All tensors of the policy in this version, under Hugging Face names: to be read only, and not for long but for
-        what is lent (`payload.lent_tensor`).
+        what is lent (`payload.lent_rows`).
 
         Raises:
             DeadlineExceeded: not all of it was there after `timeout` seconds.
