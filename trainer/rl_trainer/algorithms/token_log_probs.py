@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +14,82 @@ from torch import Tensor
 # On an accelerator, and through the output head, 64 MiB: enough to fill the device.
 _CHUNK_CPU = 2**16
 _CHUNK_LARGE = 2**24
-# Stands for -inf where it would meet a probability of 0.
-_LOWEST = -1e30
+LOWEST = -1e30
+"""Stands for -inf where it would meet a probability of 0."""
+
+
+def chunk_values(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [N], fp32, of logits [N, V]; see `token_log_probs` for the formulas."""
+    log_p = _log_softmax(logits, temperature)
+    log_probs = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return log_probs, -(log_p.exp() * log_p.clamp_(min=LOWEST)).sum(dim=1)
+
+
+def chunk_gradient(
+    logits: Tensor,
+    targets: Tensor,
+    entropy: Tensor,
+    grad_log_probs: Tensor | None,
+    grad_entropy: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """Gradient [N, V], fp32, of the logits; one of the two given gradients [N] is not None."""
+    log_p = _log_softmax(logits, temperature)
+    probabilities = log_p.exp()
+    if grad_entropy is None:
+        grad = probabilities
+    else:
+        grad = log_p.clamp_(min=LOWEST).add_(entropy.unsqueeze(1))
+        grad.mul_(probabilities).mul_(-grad_entropy.unsqueeze(1))
+    if grad_log_probs is not None:
+        scale = grad_log_probs.unsqueeze(1)
+        if grad_entropy is None:
+            grad.mul_(-scale)
+        else:
+            grad.addcmul_(probabilities, scale, value=-1.0)
+        grad.scatter_add_(1, targets.unsqueeze(1), scale)
+    return grad.div_(temperature)
+
+
+class Kernels(NamedTuple):
+    """What is computed of a chunk of logits: `chunk_values` and `chunk_gradient`, or the same otherwise."""
+
+    values: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]] = chunk_values
+    gradient: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float], Tensor] = chunk_gradient
+
+
+PLAIN = Kernels()
+
+Fused = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""Log-probs [N] at temperature 1 from hidden states [N, H], head [V, H], targets [N] and rows at a time."""
+
+
+@dataclass(frozen=True)
+class HeadWay:
+    """A way to compute `head_token_log_probs`.
+
+    Attributes:
+        name: for people.
+        kernels: of each chunk.
+        fused: takes the place of chunks and kernels. It knows no entropy, which costs another product with the head then
+            and has no gradient.
+    """
+
+    name: str
+    kernels: Kernels = PLAIN
+    fused: Fused | None = None
+
+
+OURS = HeadWay("ours")
+"""Chunk by chunk by torch's plain operations: on every device, and what the other ways are held against."""
 
 
 def token_log_probs(
-    logits: Tensor, targets: Tensor, temperature: float = 1.0, chunk: int | None = None
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    kernels: Kernels = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of every target token and entropy of its distribution, from one softmax.
 
@@ -32,6 +104,7 @@ def token_log_probs(
         targets: [...] integers, the tokens sampled; entries of padding may be any valid index.
         temperature: the sampling temperature, > 0.
         chunk: rows at a time; default: as many as make 256 KiB in fp32 on a CPU, 64 MiB elsewhere.
+        kernels: of each chunk.
 
     Returns:
         (log-probs, entropy in nats), float32, the shape of `targets`. A gradient that nobody asks for costs
@@ -47,7 +120,7 @@ def token_log_probs(
     rows = chunk or _rows(logits.device, vocabulary)
     flat = logits.reshape(-1, vocabulary)
     log_probs, entropy = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-        flat, targets.reshape(-1).long(), float(temperature), rows
+        flat, targets.reshape(-1).long(), float(temperature), rows, kernels
     )
     return log_probs.view(targets.shape), entropy.view(targets.shape)
 
@@ -58,6 +131,9 @@ def head_token_log_probs(
     targets: Tensor,
     temperature: float = 1.0,
     chunk: int | None = None,
+    *,
+    way: HeadWay = OURS,
+    entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """`token_log_probs` of `hidden @ head_weight.T`, chunk by chunk: the logits never exist as a whole.
 
@@ -71,21 +147,50 @@ def head_token_log_probs(
         head_weight: [V, H] weight of the output head.
         targets: [N]. temperature, returns, raises: as `token_log_probs`.
         chunk: rows at a time; default: as many as make 64 MiB of fp32 logits.
+        way: to compute it; see `head_ways`.
+        entropy: False: nobody wants it, so where it would cost something it is zeros.
     """
     if hidden.dim() != 2 or targets.shape != hidden.shape[:1]:
         raise ValueError(
             f"hidden {tuple(hidden.shape)} must be [N, H] and targets {tuple(targets.shape)} [N]"
         )
     rows = chunk or max(1, _CHUNK_LARGE // head_weight.shape[0])
+    if way.fused is not None and len(targets):
+        return _fused(way.fused, hidden, head_weight, targets.long(), temperature, rows, entropy)
     if len(targets) <= rows:
-        return token_log_probs(F.linear(hidden, head_weight), targets, temperature)
+        return token_log_probs(F.linear(hidden, head_weight), targets, temperature, kernels=way.kernels)
     _check_temperature(temperature)
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    log_probs, entropy = _HeadTokenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, head_weight, targets.long(), float(temperature), rows, dtype
+    log_probs, entropies = _HeadTokenLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden, head_weight, targets.long(), float(temperature), rows, _products(hidden), way.kernels
     )
-    return log_probs, entropy
+    return log_probs, entropies
+
+
+def _products(hidden: Tensor) -> torch.dtype:
+    """The type that products with hidden states are in."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def _fused(
+    run: Fused,
+    hidden: Tensor,
+    head_weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    rows: int,
+    entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    _check_temperature(temperature)
+    dtype = _products(hidden)
+    # Kernels know no temperature: logits are divided by it where hidden states are, before these are rounded.
+    states = hidden if temperature == 1.0 else hidden.float() / temperature
+    with torch.autocast(hidden.device.type, enabled=False):
+        log_probs = run(states.to(dtype), head_weight.to(dtype), targets, rows).float()
+    if not entropy:
+        return log_probs, torch.zeros_like(log_probs)
+    with torch.no_grad():
+        return log_probs, head_token_log_probs(hidden, head_weight, targets, temperature, rows)[1]
 
 
 def _check_temperature(temperature: float) -> None:
@@ -104,13 +209,13 @@ class _TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, rows: int, kernels: Kernels
     ) -> tuple[Tensor, Tensor]:
         log_probs = logits.new_empty(len(targets), dtype=torch.float32)
         entropy = torch.empty_like(log_probs)
-        _values(logits, targets, temperature, rows, log_probs, entropy)
+        _values(kernels, logits, targets, temperature, rows, log_probs, entropy)
         ctx.save_for_backward(logits, targets, entropy)
-        ctx.temperature, ctx.rows = temperature, rows
+        ctx.temperature, ctx.rows, ctx.kernels = temperature, rows, kernels
         ctx.set_materialize_grads(False)
         return log_probs, entropy
 
@@ -119,12 +224,20 @@ class _TokenLogProbs(torch.autograd.Function):
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Any, ...]:
         logits, targets, entropy = ctx.saved_tensors
         if grad_log_probs is None and grad_entropy is None:
-            return None, None, None, None
+            return (None,) * 5
         grad_logits = torch.empty_like(logits)
         _gradients(
-            logits, targets, entropy, grad_log_probs, grad_entropy, ctx.temperature, ctx.rows, grad_logits
+            ctx.kernels,
+            logits,
+            targets,
+            entropy,
+            grad_log_probs,
+            grad_entropy,
+            ctx.temperature,
+            ctx.rows,
+            grad_logits,
         )
-        return grad_logits, None, None, None
+        return grad_logits, None, None, None, None
 
 
 class _HeadTokenLogProbs(torch.autograd.Function):
@@ -139,6 +252,7 @@ class _HeadTokenLogProbs(torch.autograd.Function):
         temperature: float,
         rows: int,
         dtype: torch.dtype,
+        kernels: Kernels,
     ) -> tuple[Tensor, Tensor]:
         log_probs = hidden.new_empty(len(targets), dtype=torch.float32)
         entropy = torch.empty_like(log_probs)
@@ -148,10 +262,10 @@ class _HeadTokenLogProbs(torch.autograd.Function):
             for start in range(0, len(targets), rows):
                 part = slice(start, start + rows)
                 logits = F.linear(hidden[part].to(dtype), head)
-                _values(logits, targets[part], temperature, inner, log_probs[part], entropy[part])
+                _values(kernels, logits, targets[part], temperature, inner, log_probs[part], entropy[part])
                 del logits  # before the next chunk's exist
         ctx.save_for_backward(hidden, weight, targets, entropy)
-        ctx.temperature, ctx.rows, ctx.dtype = temperature, rows, dtype
+        ctx.temperature, ctx.rows, ctx.dtype, ctx.kernels = temperature, rows, dtype, kernels
         ctx.set_materialize_grads(False)
         return log_probs, entropy
 
@@ -160,7 +274,7 @@ class _HeadTokenLogProbs(torch.autograd.Function):
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Any, ...]:
         hidden, weight, targets, entropy = ctx.saved_tensors
         if grad_log_probs is None and grad_entropy is None:
-            return (None,) * 6
+            return (None,) * 7
         inner = _rows(hidden.device, len(weight))
         hidden_grad = torch.empty_like(hidden)
         # Sums over chunks lose digits in half precision.
@@ -172,6 +286,7 @@ class _HeadTokenLogProbs(torch.autograd.Function):
                 states = hidden[part].to(ctx.dtype)
                 logits = F.linear(states, head)
                 _gradients(
+                    ctx.kernels,
                     logits,
                     targets[part],
                     entropy[part],
@@ -189,21 +304,26 @@ class _HeadTokenLogProbs(torch.autograd.Function):
                 del logits
         if weight_grad is not None:
             weight_grad = weight_grad.to(weight.dtype)
-        return hidden_grad, weight_grad, None, None, None, None
+        return hidden_grad, weight_grad, None, None, None, None, None
 
 
 def _values(
-    logits: Tensor, targets: Tensor, temperature: float, rows: int, log_probs: Tensor, entropy: Tensor
+    kernels: Kernels,
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    rows: int,
+    log_probs: Tensor,
+    entropy: Tensor,
 ) -> None:
     """Log-probs and entropies of logits [N, V] into `log_probs` and `entropy` [N]."""
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
-        log_p = _log_softmax(logits[part], temperature)
-        log_probs[part] = log_p.gather(1, targets[part].unsqueeze(1)).squeeze(1)
-        entropy[part] = -(log_p.exp() * log_p.clamp_(min=_LOWEST)).sum(dim=1)
+        log_probs[part], entropy[part] = kernels.values(logits[part], targets[part], temperature)
 
 
 def _gradients(
+    kernels: Kernels,
     logits: Tensor,
     targets: Tensor,
     entropy: Tensor,
@@ -216,21 +336,14 @@ def _gradients(
     """Gradient of the logits into `into` [N, V], which may be `logits`; one of the two given gradients is not None."""
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
-        log_p = _log_softmax(logits[part], temperature)
-        probabilities = log_p.exp()
-        if grad_entropy is None:
-            grad = probabilities
-        else:
-            grad = log_p.clamp_(min=_LOWEST).add_(entropy[part].unsqueeze(1))
-            grad.mul_(probabilities).mul_(-grad_entropy[part].unsqueeze(1))
-        if grad_log_probs is not None:
-            scale = grad_log_probs[part].unsqueeze(1)
-            if grad_entropy is None:
-                grad.mul_(-scale)
-            else:
-                grad.addcmul_(probabilities, scale, value=-1.0)
-            grad.scatter_add_(1, targets[part].unsqueeze(1), scale)
-        into[part] = grad.div_(temperature)
+        into[part] = kernels.gradient(
+            logits[part],
+            targets[part],
+            entropy[part],
+            None if grad_log_probs is None else grad_log_probs[part],
+            None if grad_entropy is None else grad_entropy[part],
+            temperature,
+        )
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
