@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from rl_trainer.checkpoint.state import SavedLearners
 from rl_trainer.learner.actor import LearnerActor
+from rl_trainer.learner.head_choice import HeadChoice
 
 
 class Disk:
@@ -44,6 +45,7 @@ def test_the_parts_of_a_checkpoint_are_copied_to_a_node_one_after_the_other(tmp_
         training=SimpleNamespace(
             optimizer=SimpleNamespace(load=lambda moments: read.append(sorted(moments))), steps=0
         ),
+        head=SimpleNamespace(choice=HeadChoice()),
     )
     saved = SavedLearners(tmp_path, ("moments",), 3, ("adapter",), ("critic",))
     shared = {name: disk.shared(name) for name in saved.parts}

@@ -82,6 +82,11 @@ class PolicyLossConfig:
     proximal: Literal["recomputed", "interpolated"] = "recomputed"
 
     @property
+    def entropy_learns(self) -> bool:
+        """Whether the entropy's gradient may be asked for; a user's objective gets it with the other inputs."""
+        return self.entropy_coefficient != 0.0 or self.user_objective is not None
+
+    @property
     def weighs_importance(self) -> bool:
         """Whether an importance weight is applied. The ratio of dppo is to the sampler: it holds the weight already."""
         own = self.objective == "dppo" and self.user_objective is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -72,6 +74,7 @@ class LearnerActor(Worker):
         self._writing: Writing | None = None
         self._save = 0  # number of what is being saved, or was last
         self._reading = False  # rounds of it are still to be made
+        self._told = ""
 
     def device_memory(self) -> int:
         """Bytes of the GPU that it computes on."""
@@ -109,10 +112,12 @@ class LearnerActor(Worker):
                     model, self.spec, rank=self.rank, ranks=self.ranks, device=device, objective=objective
                 )
         self._work = LearnerWork(self.learner, self.spans)
+        self._tell_choice()
 
     def start_reinforcement(self) -> None:
         """The warm start is over: new optimizer, and the policy as it is now is the KL reference."""
         self.learner.start_reinforcement()
+        self._tell_choice()
 
     def restore(
         self,
@@ -132,6 +137,7 @@ class LearnerActor(Worker):
             _opened(shared, saved, ADAPTER) as adapter,
         ):
             learner.resume(base, adapter)
+        self._tell_choice()
         with _opened(shared, saved, OPTIMIZER) as moments:
             assert moments is not None, "every checkpoint has them"
             learner.training.optimizer.load(moments)
@@ -140,6 +146,14 @@ class LearnerActor(Worker):
             learner.load_critic(critic)
         if generators is not None:  # None: the checkpoint was written with fewer learners
             restore_rng(generators)
+
+    def _tell_choice(self) -> None:
+        """One line in this process's log, and a span in the timeline, for a choice that was made since the last call."""
+        choice, now = self.learner.head.choice, time.time()
+        if choice.line and self.rank == 0 and choice.line != self._told:
+            self._told = choice.line
+            print(f"{self.name}: {choice.line}", file=sys.stderr, flush=True)
+            self.spans.add("choose log-probs", now - choice.seconds, now, found=choice.line)
 
     def random_state(self) -> bytes:
         """The random generators of this process."""

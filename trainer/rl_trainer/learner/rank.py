@@ -34,6 +34,7 @@ from rl_trainer.learner.batch import MicroBatch, collate, idle_batch
 from rl_trainer.learner.critic import Critic
 from rl_trainer.learner.cuda_clock import CudaClock
 from rl_trainer.learner.cuts import Cuts
+from rl_trainer.learner.head_choice import HeadChooser
 from rl_trainer.learner.layout import DividedLayout, layout_of
 from rl_trainer.learner.objective import policy_loss_config
 from rl_trainer.learner.policy import Policy
@@ -92,6 +93,7 @@ class Learner:
         # Of a step that is learned in parts: this rank's metrics of each part so far, and its denominators.
         self._parts: list[tuple[dict[str, float], LossDenominators]] = []
         self._loss = policy_loss_config(spec, objective)
+        self.head = HeadChooser(spec, self.device, ranks, self._loss.entropy_learns)
         # A warm start makes the base: all of it learns.
         if spec.learner.lora is None or spec.warm_start is not None:
             self._learn()
@@ -183,7 +185,7 @@ class Learner:
         self.require("a supervised step")
 
         def loss(batch: MicroBatch) -> LossOutput:
-            log_probs, _ = self.policy(batch, 1.0)
+            log_probs, _ = self.policy(batch, 1.0, entropy=False)
             if batch.idle:
                 return _idle_loss(log_probs)
             return supervised_loss(log_probs, torch.ones_like(log_probs), denominators)
@@ -257,6 +259,7 @@ class Learner:
     def _learn(self) -> None:
         """What the model lets learn gets gradients and a new optimizer."""
         algorithm = self.spec.algorithm
+        self.head.choose(self.policy, self.reference)
         self.training = Training(
             self.model,
             self.spec,
@@ -313,7 +316,6 @@ class Learner:
         A sampled first token, which nothing predicts, has 0.
         """
         self.require("computing KL and values")
-        algorithm, temperature = self.spec.algorithm, self.spec.sampler.temperature
         kl = [np.zeros(int(sample.mask.sum())) for sample in samples]
         values = [np.zeros_like(part) for part in kl]
         cuts = self.cuts.of(samples, self.model)
@@ -322,10 +324,9 @@ class Learner:
             counts = np.bincount(batch.sequence_ids.cpu().numpy(), minlength=len(cut))
             ends = np.cumsum(counts)[:-1]
             if kl_in_reward(self.spec):
-                reference = self._reference_log_probs(batch)
-                with self.meter.during("log_probs"):
-                    log_probs, _ = self.policy(batch, temperature)
-                found = kl_estimates(log_probs.cpu().numpy(), reference.cpu().numpy(), algorithm.kl.estimator)
+                reference, estimator = self._reference_log_probs(batch), self.spec.algorithm.kl.estimator
+                log_probs = self._found(self.policy, batch)
+                found = kl_estimates(log_probs.cpu().numpy(), reference.cpu().numpy(), estimator)
                 _fill_last([kl[index] for index in cut], np.split(found, ends) if cut else [])
             if self.critic is not None:
                 with self.meter.during("values"):
@@ -337,9 +338,7 @@ class Learner:
 
     @torch.no_grad()
     def _with_old_log_probs(self, batch: MicroBatch) -> MicroBatch:
-        with self.meter.during("log_probs"):
-            log_probs, _ = self.policy(batch, self.spec.sampler.temperature)
-        return replace(batch, old_log_probs=log_probs)
+        return replace(batch, old_log_probs=self._found(self.policy, batch))
 
     def _cut(self, samples: Sequence[Trajectory], version: int | None = None) -> list[MicroBatch]:
         """The micro-batches of this rank, and idle ones where others have more."""
@@ -379,7 +378,7 @@ class Learner:
 
     def _found(self, policy: Policy, batch: MicroBatch) -> Tensor:
         with self.meter.during("log_probs"):
-            log_probs: Tensor = policy(batch, self.spec.sampler.temperature)[0]
+            log_probs: Tensor = policy(batch, self.spec.sampler.temperature, entropy=False)[0]
         return log_probs
 
     def _precision(self) -> AbstractContextManager[object]:
