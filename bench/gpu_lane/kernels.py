@@ -1,4 +1,5 @@
-"""Attention and log-probs of the learner: each way that torch or an installed package has, its speed, memory and error.
+"""Attention and log-probs of the learner: each way that torch or an installed package has, its speed, memory and error; and
+which way of log-probs a learner of this shape would choose.
 
 The error is that against plain formulas in float32, of values and gradients, relative to their largest.
 """
@@ -8,8 +9,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from table import Check
 
@@ -22,10 +23,15 @@ from gpu_lane.shapes import SHAPES
 if TYPE_CHECKING:
     import torch
 
+    from rl_trainer.algorithms.token_log_probs import HeadWay
+
 # Largest error relative to the largest value; ours are held to it, others are only shown.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 _BACKENDS = ("MATH", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")
 OURS = "ours"
+_CHUNKS = f"{OURS} (in chunks)"
+# A choice is from times of its own, and these are others.
+_SLOWER = 1.1
 
 
 def measure(job: Job) -> Findings:
@@ -39,7 +45,7 @@ def measure(job: Job) -> Findings:
     progress("attention")
     _try(job, findings, "attention", _attention_inputs(job), _attentions())
     progress("log-probs")
-    _try(job, findings, "log-probs", _head_inputs(job), _log_probs())
+    _try(job, findings, "log-probs", _head_inputs(job), _log_probs(job))
     bound = _TOLERANCE[job.dtype]
     for row in findings.rows:
         if row["way"].startswith(OURS):
@@ -50,7 +56,45 @@ def measure(job: Job) -> Findings:
                 f"<= {bound:g}",
             )
             findings.checks.append(asdict(check))
+    _hold_choice(job, findings)
     return findings
+
+
+def _hold_choice(job: Job, findings: Findings) -> None:
+    """What a learner of this shape would choose, against its own chunks."""
+    import torch
+
+    from rl_trainer.learner.head_choice import HeadChoice, HeadShape, choose
+
+    config, choice = SHAPES[job.shape].config, HeadChoice()
+    if job.device == "cuda":
+        choice = choose(
+            HeadShape(
+                config["vocab_size"],
+                config["hidden_size"],
+                SHAPES[job.shape].micro_batch,
+                temperature=1.0,
+                dtype=getattr(torch, job.dtype),
+                learns=True,
+                entropy_learns=False,
+            ),
+            torch.device("cuda"),
+        )
+    name = choice.way.name
+    progress(choice.line or f"log-probs: {name}, as everywhere but on a GPU")
+    rows = {row["way"]: row for row in findings.rows if row["kernel"] == "log-probs"}
+    chosen, ours = (rows.get(_CHUNKS if one == OURS else one) for one in (name, OURS))
+    if chosen is None or ours is None:
+        findings.failed.append(f"log-probs: {name} was chosen, and could not be measured beside ours")
+        return
+    error, bound = chosen["error"], _TOLERANCE[job.dtype]
+    times = chosen["ms"] / ours["ms"]
+    findings.checks += [
+        asdict(Check("log-probs, chosen, error", error <= bound, f"{name}: {error:.1e}", f"<= {bound:g}")),
+        asdict(
+            Check("log-probs, chosen, time", times <= _SLOWER, f"{name}: {times:.2f}x", f"<= {_SLOWER}x ours")
+        ),
+    ]
 
 
 Inputs = tuple[list["torch.Tensor"], "torch.Tensor | None", float]
@@ -95,11 +139,12 @@ def _attentions() -> Iterator[tuple[str, Callable[..., torch.Tensor]]]:
     yield "flash-attn", _flash_attn
 
 
-def _log_probs() -> Iterator[tuple[str, Callable[..., torch.Tensor]]]:
+def _log_probs(job: Job) -> Iterator[tuple[str, Callable[..., torch.Tensor]]]:
+    from rl_trainer.algorithms.head_ways import CANDIDATES
+
     yield "plain", _plain_log_probs
-    yield f"{OURS} (in chunks)", _our_log_probs
-    yield "torch linear_cross_entropy", _torch_log_probs
-    yield "liger", _liger_log_probs
+    for name in CANDIDATES:
+        yield _CHUNKS if name == OURS else name, partial(_log_probs_by, job.device, name)
 
 
 def _try(
@@ -203,29 +248,25 @@ def _plain_log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.
     return log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
 
 
-def _our_log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _log_probs_by(
+    device: str, name: str, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """As `rl_trainer.learner.policy.Policy` asks for them, with entropies, which `plain` does not have."""
     from rl_trainer.algorithms.token_log_probs import head_token_log_probs
 
-    return head_token_log_probs(hidden, weight, targets)[0]
+    return head_token_log_probs(hidden, weight, targets, way=_way(device, name))[0]
 
 
-def _torch_log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    import torch.nn.functional as F
+@cache
+def _way(device: str, name: str) -> HeadWay:
+    from rl_trainer.algorithms.head_ways import COMPILED, NoSuchWay, head_way
 
-    run: Any = getattr(F, "linear_cross_entropy", None)
-    if run is None:
-        raise Skipped("this version of torch has no such function")
-    found: torch.Tensor = -run(hidden, weight, targets, reduction="none")
-    return found
-
-
-def _liger_log_probs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    _needed("liger_kernel", "liger-kernel")
-    from liger_kernel.transformers import functional  # type: ignore[import-not-found]
-
-    found = functional.liger_fused_linear_cross_entropy(hidden, weight, targets, reduction="none")
-    value: torch.Tensor = found[0] if isinstance(found, tuple) else found
-    return -value
+    if name == COMPILED and device == "cpu":
+        raise Skipped("kernels are compiled for GPUs")
+    try:
+        return head_way(name)
+    except NoSuchWay as error:
+        raise Skipped(str(error)) from error
 
 
 def _needed(module: str, package: str) -> None:

@@ -118,6 +118,9 @@ def test_what_must_agree_does(whole: tuple[Path, dict[str, Any], str]) -> None:
     _, found, _ = whole
     checks = [check for result in found["results"].values() for check in result["checks"]]
     assert [check["name"] for check in checks if not check["passed"]] == []
+    kernels = {check["name"]: check["found"] for check in found["results"]["kernels tiny"]["checks"]}
+    assert kernels["log-probs, chosen, error"].startswith("ours: "), "nothing is chosen on CPUs"
+    assert kernels["log-probs, chosen, time"] == "ours: 1.00x"
     names = " ".join(check["name"] for check in checks)
     assert "fsdp2 over 2 against all weights, whole, first gradient norm" in names
     scoring = [check["name"] for check in found["results"]["scoring tiny"]["checks"]]
@@ -142,6 +145,7 @@ def test_what_cannot_run_here_says_why_in_json_and_in_markdown(
 ) -> None:
     out, found, printed = whole
     skipped = [text for result in found["results"].values() for text in result["skipped"]]
+    assert "log-probs, compiled: kernels are compiled for GPUs" in skipped
     assert any(text.startswith("TRL: trl is not installed for ") for text in skipped)
     assert "engine vllm: vLLM is not installed here" in skipped
     page = (out / "gpu-lane.md").read_text()
