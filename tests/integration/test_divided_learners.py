@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,13 @@ from small_families import save_small
 from transformers import AutoModelForCausalLM
 
 from rl_api.errors import DeadlineExceeded, ModelError
+from rl_trainer.algorithms.head_ways import TORCH, head_way
+from rl_trainer.algorithms.token_log_probs import OURS
 from rl_trainer.checkpoint.shards import shards_of
 from rl_trainer.flow.worker import Worker
+from rl_trainer.learner import head_choice
+from rl_trainer.learner.head_choice import HeadChooser, HeadShape, choose
+from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.rank import Learner
 from rl_trainer.model.folder import read_shapes
 from rl_trainer.model.weight_files import weight_files
@@ -271,3 +276,45 @@ def test_layers_that_are_gathered_in_bfloat16_learn_the_same_but_for_rounding(ra
     found = ranks(replace(case, learner={**learner, **FSDP}), 2)[1]
     np.testing.assert_allclose(found.losses, expected.losses, rtol=0, atol=0.03)
     np.testing.assert_allclose(found.norms, expected.norms, rtol=0.03)
+
+
+def chosen(names: Sequence[Sequence[str]], rank: int, ranks: int) -> str:
+    """What ranks choose among the names that each of them has."""
+    shape = HeadShape(50, 16, 23, 0.7, torch.float32, learns=True, entropy_learns=False)
+    ways = {name: head_way(TORCH) for name in names[rank]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head_choice, "head_way", ways.__getitem__)
+        return choose(shape, torch.device("cpu"), ranks, (OURS.name, "one", "other")).line
+
+
+def test_ranks_choose_the_same_way_of_log_probs_and_one_that_each_has(ranks):
+    lines = ranks([["one", "other"], ["other"]], 2, chosen)
+    heads = {line.partition(" (")[0].rpartition(": ")[2] for line in lines}
+    assert len(heads) == 1
+    assert "one: another rank cannot" in lines[0]
+    assert "one: KeyError: 'one'" in lines[1]
+    times = [line.partition("(")[2].partition(" ms")[0] for line in lines]
+    assert times[0] == times[1], "those of the slowest rank"
+
+
+def run_by_torch(case: Case, rank: int, ranks: int) -> Outcome:
+    """The run, with log-probs by torch's kernel, which nothing but a GPU would choose."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeadChooser, "choose", by_torch)
+        return run(case, rank, ranks)
+
+
+def by_torch(_: HeadChooser, policy: Policy, reference: Policy | None) -> None:
+    for one in (policy, reference):
+        if one is not None:
+            one.way = head_way(TORCH)
+
+
+@pytest.mark.parametrize(
+    ("name", "learner", "algorithm"),
+    [("llama", {}, {**KL, "miniBatches": 2}), ("qwen3", {}, KL), ("qwen3", LORA, IN_REWARD)],
+)
+def test_a_head_that_is_divided_is_gathered_for_another_way_too(ranks, family, name, learner, algorithm):
+    case = Case(family(name), learner, algorithm, steps=2)
+    for found in ranks(replace(case, learner={**learner, **FSDP}), 2, run_by_torch):
+        close(found, run(case, 0, 1))
