@@ -130,6 +130,12 @@ SHARING_CEL_RULES: Final[list[Rule]] = [
         f"found collective, {words.NOT_TWICE}",
     ),
     _rule(
+        f"{or_value('weightSync.transport', repr('auto'))} != 'ipc' || !({_MODE} == 'disaggregated' || "
+        f"({_MODE} == 'auto' && {_SAID} && {_SHARED} == 0))",
+        ".weightSync.transport",
+        f"found ipc, {words.NOT_BESIDE}",
+    ),
+    _rule(
         "!self.?placement.?partGroups.hasValue() || self.placement.partGroups <= self.algorithm.promptsPerStep",
         ".placement.partGroups",
         "found {self.placement.partGroups}, allowed: a whole number <= algorithm.promptsPerStep = "

@@ -9,7 +9,8 @@ from rl_api.problems import Problem, spec_problem
 from rl_api.run import RunSpec
 
 SEALED_WAYS: Final = (
-    "allowed with scheduling.encryption: auto, objectStore, delta or adapter, as a broadcast is not encrypted"
+    "allowed with scheduling.encryption: auto, objectStore, delta, adapter or ipc, as a broadcast is not "
+    "encrypted"
 )
 
 
@@ -75,7 +76,7 @@ def adapter_of_lora(spec: RunSpec) -> Iterator[Problem]:
     if spec.weight_sync.transport == "adapter" and spec.learner.lora is None:
         yield spec_problem(
             "weightSync.transport",
-            "found adapter, allowed: auto, objectStore, collective or delta without learner.lora, as only LoRA has "
+            "found adapter, allowed: auto, objectStore, collective, delta or ipc without learner.lora, as only LoRA has "
             "an adapter",
             "learner.lora",
         )

@@ -281,7 +281,7 @@ class PlacementSpec(Model):
     come back, and ten minutes at least."""
 
 
-Way = Literal["objectStore", "collective", "delta", "adapter"]
+Way = Literal["objectStore", "collective", "delta", "adapter", "ipc"]
 """How a version of the weights travels."""
 
 Transport = Literal["auto", Way]
@@ -293,9 +293,11 @@ class WeightSyncSpec(Model):
 
     transport: Transport = "auto"
     """How weights travel: objectStore (Ray's object store), collective (a broadcast to all samplers by NCCL or gloo), delta
-    (the bytes that changed), adapter (LoRA's tensors alone, with learner.lora), or auto: collective where samplers with
+    (the bytes that changed), adapter (LoRA's tensors alone, with learner.lora), ipc (samplers that share learners' devices
+    copy them out of the learner's memory there, without a trip through the host), or auto: collective where samplers with
     accelerators are on several nodes and the model is large, else objectStore. A broadcast is not encrypted: on a cluster
-    collective is refused with scheduling.encryption."""
+    collective is refused with scheduling.encryption. ipc is refused where no sampler shares (placement.mode,
+    placement.sharedSamplers)."""
     every_steps: int = Field(default=1, ge=1, le=MOST)
     """Training steps between two publications; each gives the next weight version."""
     swap: Literal["betweenSteps", "betweenGroups"] = "betweenSteps"

@@ -36,8 +36,13 @@ NOTHING_TO_HAND_OVER: Final = (
 )
 OTHERS_SAMPLE_ON: Final = "as only with hybrid and auto others sample on"
 NOT_TWICE: Final = (
-    "allowed where samplers share learners' devices: auto, objectStore, delta or adapter, as a broadcast reaches each "
+    "allowed where samplers share learners' devices: auto, objectStore, delta, adapter or ipc, as a broadcast reaches each "
     "device once"
+)
+NOT_BESIDE: Final = (
+    "allowed where no sampler shares learners' devices: auto, objectStore, collective, delta or adapter, as with ipc a "
+    "sampler copies weights out of a learner's memory on the device of both; samplers share with placement.mode "
+    "collocated or hybrid"
 )
 
 
@@ -138,6 +143,17 @@ def no_broadcast_on_shared(spec: RunSpec) -> Iterator[Problem]:
         yield spec_problem("weightSync.transport", f"found collective, {NOT_TWICE}", "placement.mode")
 
 
+def somebody_beside(spec: RunSpec) -> Iterator[Problem]:
+    """`weightSync.transport` is ipc only where samplers share learners' devices."""
+    if _ours(spec) and not spec.shared_samplers and spec.weight_sync.transport == "ipc":
+        yield spec_problem(
+            "weightSync.transport",
+            f"found ipc, {NOT_BESIDE}",
+            "placement.mode",
+            "placement.sharedSamplers",
+        )
+
+
 def parts_of_a_step(spec: RunSpec) -> Iterator[Problem]:
     """`placement.partGroups` is <= `algorithm.promptsPerStep`."""
     part, prompts = spec.placement.part_groups, spec.algorithm.prompts_per_step
@@ -177,7 +193,7 @@ def what_may_change(spec: RunSpec) -> Iterator[Problem]:
 
 
 SHARING_RULES: Final = (
-    *(who_shares, devices_to_share, nothing_of_their_own, no_broadcast_on_shared),
+    *(who_shares, devices_to_share, nothing_of_their_own, no_broadcast_on_shared, somebody_beside),
     *(parts_of_a_step, others_to_hand_to, what_may_change),
 )
 """Rules of who shares devices, and how."""

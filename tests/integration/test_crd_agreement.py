@@ -14,7 +14,7 @@ import pytest
 from kube import KubeApi
 
 from rl_api.recipes import RECIPES
-from rl_api.sharing_rules import ONE_BESIDE_EACH
+from rl_api.sharing_rules import NOT_BESIDE, ONE_BESIDE_EACH
 from rl_api.validation import check_document
 
 SERVER = {"url": "http://a:8000", "folder": "/mnt/a", "persistentVolumeClaim": "b"}
@@ -59,7 +59,7 @@ CHOICES: dict[tuple[str, ...], list[Any]] = {
         {"replan": None},
     ],
     ("placement", "handOverAt"): [0.5, 1, 0, None],
-    ("weightSync", "transport"): ["collective", "auto"],
+    ("weightSync", "transport"): ["collective", "ipc", "auto"],
     ("buffer", "capacity"): [1, 31, 32, 256],
     ("sampler",): [
         {"engine": "vllm", "maxModelLen": 64, "maxNewTokens": 64},
@@ -260,6 +260,10 @@ def test_both_refuse_the_same(kube: KubeApi, seed: int) -> None:
         learner = document["spec"].get("learner") or {}
         if not learner.get("replicas") or not learner.get("resources"):
             words += (ONE_BESIDE_EACH,)  # how many learner processes there are, a profile may say
+        placement = document["spec"].get("placement") or {}
+        mode = placement.get("mode")
+        if mode is None or (mode == "auto" and placement.get("sharedSamplers") is None):
+            words += (NOT_BESIDE,)  # and who shares
         for_operator = [problem for problem in problems if any(word in problem.sentence for word in words)]
         code, answer = create(kube, document)
         assert code in (201, 422), answer

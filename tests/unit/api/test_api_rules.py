@@ -126,6 +126,7 @@ def test_what_is_to_be_encrypted_is_not_broadcast(transport: str, encryption: bo
         "weightSync": {"transport": transport},
         "scheduling": {"encryption": encryption},
         "learner": {"lora": {}},
+        "placement": {"mode": "collocated" if transport == "ipc" else "auto"},
     }
     document = GOOD | {"spec": GOOD["spec"] | parts}
     problems = [problem.path for problem in check_document(document, "cluster")[1]]

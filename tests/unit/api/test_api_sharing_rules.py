@@ -171,6 +171,24 @@ def test_a_broadcast_reaches_no_device_twice() -> None:
     assert broken(placement={"mode": "disaggregated"}, weightSync=sync) == []
 
 
+@pytest.mark.parametrize(
+    ("placement", "good"),
+    [
+        ({}, False),
+        ({"mode": "disaggregated"}, False),
+        ({"mode": "auto", "sharedSamplers": 0}, False),
+        ({"mode": "auto", "sharedSamplers": 1}, True),
+        ({"mode": "collocated"}, True),
+        ({"mode": "hybrid"}, True),
+    ],
+)
+def test_memory_of_a_device_is_for_those_who_share_it(placement: dict[str, Any], good: bool) -> None:
+    parts = {"sampler": {"replicas": 2}, "learner": {"replicas": 2}, "weightSync": {"transport": "ipc"}}
+    assert broken(**parts, placement=placement) == ([] if good else ["weightSync.transport"])
+    other = {"kind": "command", "command": ["python"]}
+    assert broken(**parts, placement=placement, trainer=other) == [], "its loop is its own"
+
+
 @pytest.mark.parametrize("mode", ["auto", "collocated", "disaggregated", "hybrid"])
 def test_a_part_is_no_more_than_a_step_and_others_take_what_is_handed_over(mode: str) -> None:
     two = {"sampler": {"replicas": 2}, "learner": {"replicas": 2}}

@@ -249,6 +249,7 @@ def test_a_runs_own_placement_is_looked_at_and_auto_may_choose_another() -> None
     [
         ({}, MODES),
         ({"weightSync": {"transport": "collective"}}, ("disaggregated",)),
+        ({"weightSync": {"transport": "ipc"}}, ("collocated", "hybrid")),
         (
             {"task": {"environment": "tool-use", "name": "calculator"}},
             ("disaggregated", "collocated"),
