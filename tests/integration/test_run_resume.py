@@ -56,6 +56,17 @@ def test_the_same_run_twice_is_the_same_bit_by_bit(uninterrupted: RunFiles, tmp_
     assert {r.staleness_max for r in again.steps} == {0}
 
 
+def test_weights_out_of_the_learners_memory_are_the_same_bit_by_bit(uninterrupted: RunFiles, tmp_path: Path):
+    """One of two samplers takes turns on the learner's device; both map the learner's memory, and nothing goes through the
+    object store."""
+    hybrid = {"mode": "hybrid", "sharedSamplers": 1}
+    again = trained(two_samplers(tmp_path, weightSync={"transport": "ipc"}, placement=hybrid))
+    assert curves(again) == curves(uninterrupted)
+    assert again.weights == uninterrupted.weights
+    assert {r.weights_bytes for r in uninterrupted.steps} != {0}
+    assert {r.weights_bytes for r in again.steps} == {0}
+
+
 def test_a_placement_that_changes_under_way_changes_nothing_else(
     uninterrupted: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

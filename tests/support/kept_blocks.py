@@ -28,6 +28,10 @@ class KeptBlocks:
             raise TimeoutError(f"{handles}, {timeout} s")
         return [self.blocks[handle] for handle in handles]
 
+    def watch(self, handle: int) -> Callable[[], bool]:
+        """A test that puts None in a block's place has nobody want it."""
+        return lambda: self.blocks[handle] is not None
+
     def check(self, handles: Sequence[int], blocks: Sequence[Any], check: Callable[[Any], None]) -> None:
         for _, block in zip(handles, blocks, strict=True):
             check(block)

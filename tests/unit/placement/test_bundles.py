@@ -44,6 +44,17 @@ def test_reward_models_have_bundles_of_their_own():
     assert found[1:3] == [Bundle(f"reward model {n}", 2.5, **own) for n in (0, 1)]
 
 
+def test_samplers_on_cpus_do_not_read_the_memory_of_gpus():
+    parts = {"placement": {"mode": "hybrid"}, "weightSync": {"transport": "ipc"}}
+    on_cpus = {"replicas": 2, "resources": {"accelerators": 0}}
+    sentence = r"weightSync\.transport: found ipc, allowed with samplers on CPUs \(sampler\.resources\.accelerators 0\)"
+    with pytest.raises(PlacementError, match=sentence):
+        bundles(spec(**parts, sampler=on_cpus), 1.0)
+    assert bundles(spec(**parts, sampler=on_cpus))
+    assert bundles(spec(**parts, sampler={"replicas": 2}), 2.0)
+    assert bundles(spec(**parts | {"weightSync": {"transport": "objectStore"}}, sampler=on_cpus), 1.0)
+
+
 def judged(accelerators: int = 1, replicas: int = 2, **parts: Any) -> RunSpec:
     model = {"source": "org/judge", "replicas": replicas, "accelerators": accelerators}
     task = {"environment": "reasoning-gym", "name": "chain_sum", "rewards": [{"rule": "model"}]}

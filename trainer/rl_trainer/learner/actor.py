@@ -44,6 +44,7 @@ from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.trajectory import Trajectory, unpack
 from rl_trainer.weights.stream import Piece
+from rl_trainer.weights.transports.choose import all_beside
 from rl_trainer.weights.transports.collective import Broadcaster
 from rl_trainer.weights.transports.create import create_publisher
 from rl_trainer.weights.transports.invitation import Invitation
@@ -68,7 +69,9 @@ class LearnerActor(Worker):
             pulse.begin(self.name)  # while it loads, too
         self.learner: Learner
         self._store_of_weights = RayStore()
-        self.publisher = create_publisher(spec.weight_sync.transport, self._store_of_weights, rank=rank)
+        self.publisher = create_publisher(
+            spec.weight_sync.transport, self._store_of_weights, rank=rank, others=_others(spec)
+        )
         self._broadcaster: Broadcaster | None = None
         self._rounds: Iterator[list[Piece]] = iter(())
         self._writing: Writing | None = None
@@ -337,6 +340,14 @@ class LearnerActor(Worker):
         if self._writing is not None:
             self._writing.close()
         self._rounds, self._writing, self._save, self._reading = iter(()), None, 0, False
+
+
+def _others(spec: RunSpec) -> bool:
+    """See `create_publisher`."""
+    if spec.weight_sync.transport != "ipc":
+        return False
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    return not all_beside(spec.sampler.replicas, accelerated=bool(ray.get_gpu_ids()), nodes=nodes)
 
 
 def _reached(folder: Path) -> bool:

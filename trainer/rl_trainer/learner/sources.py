@@ -27,7 +27,7 @@ def offer(learner: Learner, dtype: torch.dtype) -> Offer:
     weights = partial(weight_source, learner, dtype)
     # vLLM and servers would have the order changed once each, where here it is done once for all.
     laid = partial(weights, as_laid=True) if learner.spec.sampler.engine == "torch" else None
-    return Offer(weights, partial(_adapter_offer, learner, dtype), laid)
+    return Offer(weights, partial(_adapter_offer, learner, dtype), laid, learner.device)
 
 
 def _adapter_offer(learner: Learner, dtype: torch.dtype) -> AdapterOffer | None:

@@ -35,7 +35,8 @@ def bundles(
         warn: told, in a sentence, where samplers get no GPU because there are too few.
 
     Raises:
-        PlacementError: there are GPUs, but too few for all learners beside workers of the task.
+        PlacementError: there are GPUs, but too few for all learners beside workers of the task; or samplers on CPUs are to
+            copy weights out of the memory of learners' GPUs.
     """
 
     def mark(role: str) -> str | None:
@@ -77,6 +78,11 @@ def bundles(
     guest_gpus = learner_gpus / 2
     if resources is not None and resources.accelerators == 0:
         guest_gpus = 0.0
+    if learner_gpus and not guest_gpus and spec.weight_sync.transport == "ipc":
+        raise PlacementError(
+            "placement: weightSync.transport: found ipc, allowed with samplers on CPUs (sampler.resources.accelerators 0) "
+            "beside learners on GPUs: auto, objectStore, delta or adapter, as they do not reach a GPU's memory"
+        )
 
     def sampler_cpus(gpus: float) -> float:
         said = resources.cpu if resources is not None else None

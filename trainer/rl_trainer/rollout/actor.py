@@ -43,7 +43,7 @@ from rl_trainer.rollout.handed import handed, load_begun
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import PromptTooLong, Rollouts, stop_tokens
 from rl_trainer.rollout.measuring import SamplerMeter, Stretch
-from rl_trainer.rollout.opening import open_engine
+from rl_trainer.rollout.opening import open_engine, own_device
 from rl_trainer.rollout.supply import POLL_SECONDS, Supply, is_older
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt, Score, load_task
@@ -106,7 +106,9 @@ class SamplerActor(Worker):
         # vLLM and servers have their own memory, and who gives his back in turn gives back what is his own.
         borrows = spec.sampler.engine == "torch" and not self._swaps
         lends = StoreRoom(spec.sampler.replicas) if borrows else never
-        self.receiver = create_receiver(spec.weight_sync.transport, self._store, place=place, lends=lends)
+        self.receiver = create_receiver(
+            spec.weight_sync.transport, self._store, place=place, lends=lends, device=own_device()
+        )
         self._wake = threading.Event()
         self.rollouts = Rollouts(
             self.engine, chat, self.task, max_turns=spec.task.max_turns, wake=self._wake.set

@@ -51,7 +51,7 @@ def open_engine(
             kind=spec.sampler.engine,
             slots=slots,
             dtype=dtype,
-            device="cuda" if ray.get_gpu_ids() else "cpu",
+            device=own_device(),
             options=options,
             endpoint=EndpointOptions.of(spec),
         )
@@ -64,3 +64,8 @@ def open_engine(
         if swaps:
             engine.offload()
     return engine
+
+
+def own_device() -> str:
+    """What this process computes on, as Ray has it."""
+    return "cuda" if ray.get_gpu_ids() else "cpu"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from torch import Tensor
 from rl_trainer.weights.merged import Adapted
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.publication import Publication
+
+HOST: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,13 @@ class Offer:
             compute with it a copy each (`Tensors` gives Hugging Face's to others); None: `weights`.
         adapter: LoRA's part; None from it: the policy has no adapter, or none yet. Raises ModelError where files hold an
             adapted weight in a form that no adapter changes.
+        device: the learner's.
     """
 
     weights: Callable[[], TensorSource]
     adapter: Callable[[], AdapterOffer | None] = lambda: None
     laid: Callable[[], TensorSource] | None = None
+    device: torch.device = HOST
 
 
 class Store(Protocol):
@@ -64,6 +68,10 @@ class Store(Protocol):
 
     def get(self, handles: Sequence[Any], timeout: float) -> list[Any]:
         """The blocks, read-only. Raises TimeoutError when they are not there after `timeout` seconds."""
+        ...
+
+    def watch(self, handle: Any) -> Callable[[], bool]:
+        """What says whether anybody has a handle that was put here still; it does not keep it itself. From any thread."""
         ...
 
     def check(self, handles: Sequence[Any], blocks: Sequence[Any], check: Callable[[Any], None]) -> None:
@@ -87,8 +95,8 @@ class Publisher(Protocol):
     def publish(self, offer: Offer, version: int) -> Publication | None:
         """Makes the weights that the learner has now available as `version`; None on every rank but the first.
 
-        All ranks call it together. When it returns, the weights may be changed: what is published is in host memory. At
-        most two blocks are held beside the store's.
+        All ranks call it together. When it returns, the weights may be changed: what is published is a copy, in host memory
+        or, with ipc, on the learner's device. At most two blocks are held beside it.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Which way `weightSync.transport: auto` takes. Pure."""
+"""Which way `weightSync.transport: auto` takes, and whom memory of a device reaches. Pure."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def choose_way(topology: Topology) -> Way:
     large = topology.size >= LEAST_COLLECTIVE_BYTES
     fit = topology.accelerated and not topology.encrypted
     return "collective" if several and large and fit else "objectStore"
+
+
+def all_beside(samplers: int, *, accelerated: bool, nodes: int) -> bool:
+    """Whether all samplers of a run in which some share learners' devices can map what the first learner has on its own.
+
+    Sampler s is beside learner process s: one alone is where the first is. The host's memory is that of all on one node.
+
+    Args:
+        samplers: of the run.
+        accelerated: whether learners have CUDA devices.
+        nodes: of the Ray cluster.
+    """
+    return samplers == 1 or (not accelerated and nodes == 1)

@@ -18,7 +18,8 @@ class Publication:
         blocks: handle in the store of each of its blocks, in order.
         base: what these blocks are to be put on top of, for ways that send a part of the weights only. A receiver that
             does not hold it takes it first.
-        whole: all of the same version, for those who do not hold the base; None: there is none, they go back along `base`.
+        whole: all of the same version, for those who do not hold the base, and of `ipc` for those whom it does not reach;
+            None: there is none, who does not hold the base goes back along `base`.
     """
 
     version: int
