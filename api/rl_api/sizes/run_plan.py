@@ -17,7 +17,7 @@ from rl_api.sizes.learner import (
     uneven_heads,
 )
 from rl_api.sizes.memory import Device, Parts, gigabytes
-from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory
+from rl_api.sizes.sampler import UTILIZATION, SamplerLayout, SamplerMemory, sampler_memory, weight_bytes
 from rl_api.sizes.scoring import ScoringLayout, scoring_misfit, scoring_parts
 from rl_api.sizes.shape import ModelShape
 from rl_api.sizes.shared import SharedDevice, shared_device
@@ -152,6 +152,7 @@ def plan_run(
             learner.device,
             samplers=guests,
             per_pod=learner.accelerators,
+            published=_published(spec, shape, sampling),
         )
         shared = replace(shared, misfit=shared.misfit or _main_memory_misfit(roles[0], shared))
     if sampling.engine != "endpoint":
@@ -176,6 +177,14 @@ def plan_run(
     size = checkpoint_bytes(shape, learning)
     nodes = tuple(nodes_of(groups))
     return RunPlan(shape, learning, sampling, tuple(roles), size, keep, nodes, shared, spec.task.workers)
+
+
+def _published(spec: RunSpec, shape: ModelShape, layout: SamplerLayout) -> int:
+    """Bytes of the versions that a learner keeps on its device with `weightSync.transport: ipc`, the second while the first
+    is still read."""
+    if spec.weight_sync.transport != "ipc":
+        return 0
+    return 2 * weight_bytes(shape, replace(layout, quantization="none"))
 
 
 def _scoring_role(spec: RunSpec, scoring: Scoring, length: int) -> RolePlan:

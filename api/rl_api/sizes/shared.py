@@ -51,10 +51,12 @@ def shared_device(
     *,
     samplers: int,
     per_pod: int,
+    published: int = 0,
 ) -> SharedDevice:
     """What both roles need of one device that they share.
 
-    Where both stay that is the sum; where one is moved out, the larger role and the other's process, which stays.
+    Where both stay that is the sum; where one is moved out, the larger role and the other's process, which stays. What is
+    published there stays in any case.
 
     Args:
         shape: of the model.
@@ -64,19 +66,27 @@ def shared_device(
         device: None: its size is not known.
         samplers: that share.
         per_pod: accelerators of a learner's pod, 0: it has none.
+        published: bytes of versions of the weights that lie there for samplers to copy.
     """
-    keep = learner.total + sampler.total
-    swap = max(learner.total + sampler.overhead, sampler.total + learner.overhead)
+    keep = learner.total + sampler.total + published
+    swap = max(learner.total + sampler.overhead, sampler.total + learner.overhead) + published
     memory = None if device is None else device.memory
     found = residency(placement.residency, keep, memory, accelerated=per_pod > 0)
     # Keys and values of vLLM are not moved but dropped.
     out = kept_bytes(learner) * per_pod + sampler.weights * min(samplers, per_pod)
     one = SharedDevice(samplers, found, keep, swap, out if found == "swap" else 0, None)
-    return one if device is None else replace(one, misfit=_misfit(shape, one, learner, layout, device))
+    if device is None:
+        return one
+    return replace(one, misfit=_misfit(shape, one, learner, layout, device, published))
 
 
 def _misfit(
-    shape: ModelShape, one: SharedDevice, learner: Parts, layout: SamplerLayout, device: Device
+    shape: ModelShape,
+    one: SharedDevice,
+    learner: Parts,
+    layout: SamplerLayout,
+    device: Device,
+    published: int,
 ) -> str | None:
     if one.total <= device.memory:
         return None
@@ -84,20 +94,25 @@ def _misfit(
     change = "set placement.mode: disaggregated, or take larger devices"
     if one.residency == "keep" and one.swap <= device.memory:
         change = f"set placement.residency: swap, with which they need {gigabytes(one.swap)}"
-    elif share := _share(shape, one, learner, layout, device):
+    elif share := _share(shape, one, learner, layout, device, published):
         change = f"set sampler.gpuMemoryUtilization: {share:g}"
     return f"{found}{one.residency}; {change}"
 
 
 def _share(
-    shape: ModelShape, one: SharedDevice, learner: Parts, layout: SamplerLayout, device: Device
+    shape: ModelShape,
+    one: SharedDevice,
+    learner: Parts,
+    layout: SamplerLayout,
+    device: Device,
+    published: int,
 ) -> float | None:
     """The largest share of the device with which vLLM leaves room for the learner, in hundredths; None: there is none."""
     if layout.engine != "vllm" or not device.accelerator:
         return None
-    beside = learner.total if one.residency == "keep" else learner.overhead
+    beside = published + (learner.total if one.residency == "keep" else learner.overhead)
     share = math.floor((device.memory - beside) / device.memory * 100) / 100
-    if share <= 0 or learner.total + device.overhead > device.memory:
+    if share <= 0 or published + learner.total + device.overhead > device.memory:
         return None
     fits = sampler_misfit(shape, replace(layout, utilization=share), device) is None
     return share if fits and share < layout.utilization else None

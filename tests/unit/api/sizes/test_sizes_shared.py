@@ -52,6 +52,23 @@ def test_where_both_stay_it_is_the_sum_and_else_the_larger_and_the_others_proces
     assert planned(80 * GB, placement={"mode": "disaggregated"}).shared is None
 
 
+def test_versions_that_lie_on_the_device_are_counted_twice_and_never_moved() -> None:
+    plan, other = planned(80 * GB, weightSync={"transport": "ipc"}), planned(80 * GB)
+    assert plan.shared is not None
+    assert other.shared is not None
+    version = 2 * SHAPE.parameters  # in bfloat16
+    for residency in ("keep", "swap"):
+        more = getattr(plan.shared, residency) - getattr(other.shared, residency)
+        assert more == pytest.approx(2 * version, rel=0.01)
+    assert plan.shared.moved == other.shared.moved
+    keep = {"placement": {"residency": "keep"}, "weightSync": {"transport": "ipc"}}
+    greedy = {"gpuMemoryUtilization": 0.999}
+    (sentence,) = planned(80 * GB, sampler=greedy, **keep).misfits
+    share = float(sentence.rpartition("set sampler.gpuMemoryUtilization: ")[2])
+    assert planned(80 * GB, sampler={"gpuMemoryUtilization": share}, **keep).misfits == []
+    assert planned(80 * GB, sampler={"gpuMemoryUtilization": share + 0.01}, **keep).misfits != []
+
+
 def test_what_would_fit_is_said_and_is_true() -> None:
     keep = {"residency": "keep"}
     (sentence,) = planned(80 * GB, placement=keep).misfits
