@@ -50,11 +50,14 @@ from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.delta import DeltaPublisher, DeltaReceiver
 from rl_trainer.weights.transports.invitation import Invitation
 
-WAYS = ("objectStore", "collective", "delta", "adapter")
+WAYS = ("objectStore", "collective", "delta", "adapter", "ipc")
 COPIED = 256 << 20  # bytes, more than any cache has
 # What each way holds beside the model of the learner and those of the samplers, in models: with the learner and in the
 # store, and with each sampler.
-EXTRA = {"objectStore": (2, 1), "collective": (2, 3), "delta": (3, 2), "adapter": (2, 2), NAIVE: (4, 2)}
+EXTRA = {
+    **{"objectStore": (2, 1), "collective": (2, 3), "delta": (3, 2), "adapter": (2, 2)},
+    **{"ipc": (2, 1), NAIVE: (4, 2)},
+}
 # Versions of each way that are left out: two are in the store in turn, and each touches memory for the first time.
 FIRST = 2
 

@@ -3,7 +3,8 @@
 Ways of its weights:
 
     blocks       in host memory as the object store has them, made by `weights.payload`
-    same device  by CUDA IPC: the engine reads the learner's own memory of the same GPU (on CPUs shared memory)
+    same device  by `weights.transports.ipc`, CUDA IPC: the engine reads the learner's memory of the same GPU (on CPUs the
+                 host's)
     collective   broadcast of these blocks by `weights.transports.collective`, NCCL between two GPUs (on CPUs gloo)
 """
 
@@ -71,13 +72,20 @@ class LearnerProcess:
 
             return unpack_weights(self._ask("blocks", version))
         if way == "same device":
-            tensors: Mapping[str, torch.Tensor] = self._ask("tensors")
-            return tensors
+            return self._map(version)
         return self._receive(version)
 
     def done(self) -> None:
         """The weights that were sent have been taken over."""
         self._ask("forget")
+
+    def _map(self, version: int) -> Mapping[str, torch.Tensor]:
+        import torch
+
+        from rl_trainer.weights.transports.ipc import IpcReceiver
+
+        receiver = IpcReceiver(_Blocks(), "the engine", device=torch.device(self._job.device))
+        return receiver.receive(self._ask("shared", version), self._job.deadline)
 
     def _receive(self, version: int) -> Mapping[str, torch.Tensor]:
         from rl_trainer.weights.transports.collective import CollectiveReceiver
@@ -142,10 +150,16 @@ def sender_gpu(job: Job, way: Way) -> int:
 
 
 class _Blocks:
-    """Implements `weights.transports.base.Store` where blocks are their own handles."""
+    """Implements `weights.transports.base.Store` where blocks are their own handles, and the last one alone is wanted."""
+
+    wanted: Any = None
 
     def put(self, block: Any) -> Any:
+        self.wanted = block
         return block
+
+    def watch(self, handle: Any) -> Callable[[], bool]:
+        return lambda: self.wanted is handle
 
     def get(self, handles: Sequence[Any], timeout: float) -> list[Any]:
         return list(handles)
@@ -191,7 +205,8 @@ class _Served:
         self._learner = Learner(job.model, self._spec, device=job.device)
         if learns:
             self._learner.start_reinforcement()
-        self._kept: Any = None
+        self._blocks = _Blocks()
+        self._sharer: Any = None
         self._broadcaster: Any = None
 
     def _source(self) -> Any:
@@ -232,21 +247,20 @@ class _Served:
 
         return list(pack_weights(self._source(), version))
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        # Kept here: the other process has no more than a handle on their memory.
-        self._kept = {name: tensor.detach().clone() for name, tensor in self._source().items()}
-        if self._job.device == "cuda":
-            import torch
+    def shared(self, version: int) -> Any:
+        from rl_trainer.weights.transports.base import Offer
+        from rl_trainer.weights.transports.ipc import IpcPublisher
 
-            torch.cuda.synchronize()
-        return self._kept  # type: ignore[no-any-return]
+        if self._sharer is None:
+            self._sharer = IpcPublisher(self._blocks, 0)
+        published = self._sharer.publish(Offer(self._source, device=self._learner.device), version)
+        assert published.way == "ipc", "the device has no room for another copy of the weights"
+        return published
 
     def forget(self) -> None:
-        self._kept = None
-        if self._job.device == "cuda":
-            import torch
-
-            torch.cuda.empty_cache()
+        self._blocks.wanted = None
+        if self._sharer is not None:
+            self._sharer.withdraw()
 
     def meet(self) -> tuple[str, int]:
         from rl_trainer.weights.transports.collective import Broadcaster
