@@ -39,6 +39,12 @@ WORLDS: Final[Mapping[str, Mapping[str, Any]]] = {
         "buffer": {"maxStaleness": 0},
         "weightSync": {"transport": "adapter"},
     },
+    "ipc": {
+        **_SHARED,
+        "buffer": {"maxStaleness": 0},
+        "placement": {"mode": "collocated", "residency": "swap"},
+        "weightSync": {"transport": "ipc"},
+    },
     "background": {
         **_TWO_RANKS,
         "buffer": {"maxStaleness": 1},

@@ -33,6 +33,7 @@ from rl_trainer.model.folder import opened_tensors
 from rl_trainer.model.rows import whole
 from rl_trainer.trajectory import Trajectory
 from rl_trainer.weights.transports.adapter import AdapterPublisher, AdapterReceiver
+from rl_trainer.weights.transports.ipc import IpcPublisher, IpcReceiver
 from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver
 
 DEADLINE = 240.0
@@ -151,6 +152,7 @@ def run(case: Case, rank: int, ranks: int) -> Outcome:
     for arrays in (found.kl, found.values):
         if arrays is not None:
             estimates.append(np.concatenate(arrays[:3]))
+    check_mapped(learner)
     if spec.learner.lora is not None:
         check_adapters(learner)
     held = sum(
@@ -215,6 +217,23 @@ def resume(learner: Learner, initial: Path, folder: Path) -> None:
         learner.training.optimizer.load(files[OPTIMIZER])
         learner.training.steps = int((folder / "steps").read_text())
         learner.load_critic(files.get(CRITIC))
+
+
+def check_mapped(learner: Learner) -> None:
+    """What samplers map in the first rank's memory is, bit by bit, what all ranks publish through a store."""
+    store, whole_store = KeptBlocks(), KeptBlocks()
+    offered = offer(learner, torch.float32)
+    published = IpcPublisher(store, learner.rank).publish(offered, 1)
+    stored = StorePublisher(whole_store, learner.rank).publish(offered, 1)
+    if published is None or stored is None:
+        assert learner.rank
+        return
+    assert published.way == "ipc"
+    expected = StoreReceiver(whole_store, "here").receive(stored, 1.0)
+    found = IpcReceiver(store, "here").receive(published, DEADLINE)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
 
 
 def check_adapters(learner: Learner) -> None:

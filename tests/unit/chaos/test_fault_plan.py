@@ -39,9 +39,9 @@ def test_every_combination_comes_before_any_comes_again():
 
 
 def test_no_run_waits_for_a_phase_that_it_does_not_come_to():
-    faults = draw(4, 400)
+    faults = draw(4, 600)
     assert {one.phase for one in faults} == {*PHASES}
-    assert {one.world for one in faults if one.phase == "move"} == {"collocated", "hybrid"}
+    assert {one.world for one in faults if one.phase == "move"} == {"collocated", "hybrid", "ipc"}
 
 
 def test_only_what_is_asked_for_is_injected():

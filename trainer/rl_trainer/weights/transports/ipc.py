@@ -125,7 +125,7 @@ class IpcPublisher:
         for index, block in zip(blocks, _cut(memory.tensor, blocks), strict=True):
             _fill(index, block, taken)
         taken.finish()
-        # On a GPU whoever reads does not wait for what is still begun here: the sums do.
+        # Whoever reads does not wait for what a GPU has still to do here: the sums do, as the host takes them.
         sums = tuple(checksums(list(_cut(memory.tensor, blocks))))
         name = _name(device)
         return SharedVersion(version, self._number, self._desk.address, name, memory.handle, blocks, sums)
