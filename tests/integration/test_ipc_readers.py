@@ -99,16 +99,9 @@ def until(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-def mapped() -> list[int]:
-    """Processes of this machine that have a learner's memory mapped."""
-    found = []
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            if MEMORY in maps.read_text():
-                found.append(int(maps.parent.name))
-        except OSError:  # it has ended, or is another user's
-            continue
-    return found
+def maps(process: int) -> bool:
+    """Whether it has a learner's memory mapped."""
+    return MEMORY in Path(f"/proc/{process}/maps").read_text()
 
 
 @pytest.fixture
@@ -164,15 +157,16 @@ def test_a_learner_that_is_killed_leaves_nothing_and_nobody_waits_for_it(run: tu
     published = answer(learner.publish.remote(0))
     assert answer(first.receive.remote(published))
     process = signalled(learner, signal.SIGKILL)
-    reader = answer(first.pid.remote())
+    reader, late = answer([first.pid.remote(), second.pid.remote()])
     assert answer(first.holds.remote(0)), "what it has is its own to read"
-    assert mapped() == [reader]
+    assert maps(reader)
     started = time.monotonic()
     with pytest.raises((ModelError, ray.exceptions.OwnerDiedError)):
         answer(second.receive.remote(published))
     assert time.monotonic() - started < SECONDS
     answer(first.let_go.remote())
-    assert until(lambda: mapped() == [])
+    assert until(lambda: not maps(reader))
+    assert not maps(late)
     assert not {
         name for name in set(os.listdir("/dev/shm")) - files if str(process) in name or "torch" in name
     }

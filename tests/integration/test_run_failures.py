@@ -9,6 +9,7 @@ import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from training_runs import PROMPTS, REWARD_RULE, RunFiles, actors, meanwhile, until
@@ -31,9 +32,18 @@ def kill(role: str) -> Callable[[], None]:
     return action
 
 
-def test_a_killed_sampler_is_replaced_and_its_groups_are_sampled_again(tmp_path: Path):
-    delta = {"transport": "delta"}  # the one that takes its place has no version to begin from
-    files = RunFiles(tmp_path, sampler={"replicas": 2}, weightSync=delta, stop={"maxSteps": 10_000})
+@pytest.mark.parametrize(
+    "parts",
+    [
+        # The one that takes its place has no version to begin from.
+        {"weightSync": {"transport": "delta"}},
+        # The one that dies takes turns on the learner's device.
+        {"weightSync": {"transport": "ipc"}, "placement": {"mode": "hybrid", "sharedSamplers": 1}},
+    ],
+    ids=["delta", "ipc"],
+)
+def test_a_killed_sampler_is_replaced_and_its_groups_are_sampled_again(tmp_path: Path, parts: dict[str, Any]):
+    files = RunFiles(tmp_path, sampler={"replicas": 2}, stop={"maxSteps": 10_000}, **parts)
     files.feel(delay=0.02)
     killed: list[int] = []
 

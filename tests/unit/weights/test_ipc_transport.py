@@ -76,7 +76,8 @@ class World:
     def there(self) -> list[int]:
         """Versions in the learner's memory, by how often was published."""
         assert self.publisher._desk is not None
-        return [*self.publisher._desk._versions]
+        with self.publisher._desk._lock:  # what is given back is so before it is left
+            return [*self.publisher._desk._versions]
 
     def comes_to(self, there: list[int]) -> bool:
         """Whether these alone are left: the desk's thread looks now and then."""

@@ -185,13 +185,13 @@ class IpcReceiver:
     def _mapped(self, shared: SharedVersion, seconds: float) -> Tensor:
         if shared.device not in (HOST.type, _name(self._device)):
             raise NotLent(f"which is that of another device, {shared.device}")
-        connection, file = lease(shared.desk, shared.number, seconds)
+        end, file = lease(shared.desk, shared.number, seconds)
         try:
             if file is not None:
-                return map_host(file, shared.size, connection.close)
-            return map_cuda(shared.handle, shared.size, self._device, connection.close)
+                return map_host(file, shared.size, end)
+            return map_cuda(shared.handle, shared.size, self._device, end)
         except BaseException:
-            connection.close()
+            end()
             raise
 
     def _checked(self, shared: SharedVersion, memory: Tensor) -> Tensors:

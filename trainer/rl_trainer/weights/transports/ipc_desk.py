@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 from torch import Tensor
@@ -131,8 +132,8 @@ class NotLent(Exception):
     """A version cannot be read here; the text says why, as part of a sentence."""
 
 
-def lease(address: str, number: int, seconds: float) -> tuple[socket.socket, int | None]:
-    """The connection that keeps a version where it is until it is closed, and the descriptor of its file, if it has one.
+def lease(address: str, number: int, seconds: float) -> tuple[Callable[[], None], int | None]:
+    """What ends the connection that keeps a version where it is, and the descriptor of its file, if it has one.
 
     Raises TimeoutError after `seconds`; NotLent: there is no such desk on this host, or it has that version no more.
     """
@@ -153,7 +154,13 @@ def lease(address: str, number: int, seconds: float) -> tuple[socket.socket, int
     if said != _HERE:
         reader.close()
         raise NotLent("the learner's process has it no more")
-    return reader, files[0] if files else None
+    return partial(_leave, reader), files[0] if files else None
+
+
+def _leave(reader: socket.socket) -> None:
+    with suppress(OSError):  # the learner's process has ended
+        reader.shutdown(socket.SHUT_RDWR)  # a child that was forked may have it as well
+    reader.close()
 
 
 def _is_ours(reader: socket.socket) -> bool:
