@@ -158,7 +158,8 @@ need of one:
 
 - `residency: keep`: the learner's bytes and the sampler's, with the overhead of each one's process;
 - `residency: swap`: the larger of the two, and the overhead of the other's process, which stays;
-- `residency: auto`: keep where both fit, else swap; where how large the device is is not known, swap on accelerators.
+- `residency: auto`: keep where both fit, else swap; where how large the device is is not known, swap on accelerators;
+- with `weightSync.transport: ipc`, two versions of the weights besides, in `model.dtype`, which are not moved.
 
 vLLM takes `gpuMemoryUtilization` of the device whoever else is there: with `keep` it must leave the learner its part, and
 where neither `keep` nor `swap` fits, the plan says with which value it would. With `swap`, what a pod with accelerators

@@ -58,6 +58,10 @@ class Offer:
     laid: Callable[[], TensorSource] | None = None
     device: torch.device = HOST
 
+    def as_laid(self) -> TensorSource:
+        """The source of `laid`, or of `weights`."""
+        return (self.laid or self.weights)()
+
 
 class Store(Protocol):
     """Where blocks lie until a sampler takes them. Ray's object store, or a dictionary."""

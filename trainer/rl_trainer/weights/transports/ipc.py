@@ -85,7 +85,7 @@ class IpcPublisher:
 
     def publish(self, offer: Offer, version: int) -> Publication | None:
         """See `Publisher.publish`."""
-        source = offer.weights()
+        source = offer.as_laid()
         if self._desk is None:
             take_part(source)
             return None
@@ -202,15 +202,7 @@ class IpcReceiver:
                     f"weights of version {shared.version}, block {number + 1} of {len(blocks)}: checksum {found} found, "
                     f"{shared.checksums[number]} sent; the transfer damaged them, start the run again with --resume"
                 )
-        return Tensors(
-            [
-                {
-                    name: (place, block[place.offset : place.offset + place.size])
-                    for name, place in index.items()
-                }
-                for index, block in zip(shared.blocks, blocks, strict=True)
-            ]
-        )
+        return Tensors(list(zip(shared.blocks, blocks, strict=True)))
 
 
 def checksums(blocks: Sequence[Tensor]) -> list[int]:

@@ -27,7 +27,7 @@ class StorePublisher:
 
     def publish(self, offer: Offer, version: int) -> Publication | None:
         """See `Publisher.publish`."""
-        source = (offer.laid or offer.weights)()
+        source = offer.as_laid()
         if self._rank:
             take_part(source)
             return None
