@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   make chaos ARGS="--set weightSync.transport=objectStore --phases publish"
   make chaos ARGS="--kinds stop --targets rank --faults 6"
   make chaos ARGS="--seconds 180 --out runs/chaos"      # again and again: each call goes on after the last one's faults
-  make chaos ARGS="--worlds collective,delta,adapter,background --phases publish,checkpoint --faults 80 --out runs/ways"
+  make chaos ARGS="--worlds collective,delta,adapter,ipc,background --phases publish,checkpoint --faults 80 --out runs/ways"
   make chaos ARGS="--worlds collocated,hybrid,stored --faults 60 --out runs/shared"
 """
 
