@@ -107,10 +107,11 @@ class Tensors(Mapping[str, Tensor]):
 
     def rows(self, wanted: Sequence[tuple[str, int]]) -> Tensor | None:
         """See `lent_rows`; in whatever memory."""
-        found = [self._parts.get(name, ()) for name, _ in wanted]
+        found = [self._parts.get(name, []) for name, _ in wanted]
         if not found or any(len(parts) != 1 for parts in found):
             return None
-        (first, block), *_ = places = [parts[0] for parts in found]
+        places = [parts[0] for parts in found]
+        first, block = places[0]
         end, rows = first.offset, 0
         for (place, where), (_, head_dim) in zip(places, wanted, strict=True):
             alike = (place.dtype, place.shape[1:]) == (first.dtype, first.shape[1:]) and where is block
