@@ -78,7 +78,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_trainer.rollout.engines.vllm_worker": {"vllm"},
     },
     "a library that takes long to import and that few runs need": {
-        "rl_trainer.algorithms.head_ways": {"liger_kernel", "torch"},
+        "rl_trainer.algorithms.head_ways": {"liger_kernel"},
         "rl_trainer.model.download": {"fsspec", "huggingface_hub", "tqdm"},
         "rl_trainer.learner.layout": {"torch"},
         "rl_trainer.model.library_model": {"accelerate", "peft", "transformers"},

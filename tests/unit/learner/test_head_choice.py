@@ -46,9 +46,10 @@ KL = {"kl": {"coefficient": 0.05}, "miniBatches": 2}
 # -- the decision --------------------------------------------------------------------------------------------------
 
 
-def test_the_fastest_wins_and_of_equal_ones_the_first() -> None:
+def test_the_fastest_wins_if_it_is_clearly_faster_than_ours() -> None:
     assert fastest({"ours": 3.0, "a": 2.0, "b": 2.5}) == "a"
-    assert fastest({"ours": 2.0, "a": 2.0}) == "ours"
+    assert fastest({"ours": 2.0, "a": 1.99}) == "ours"
+    assert fastest({"ours": math.inf, "a": 1.0, "b": 1.0}) == "a"
     assert fastest({"ours": 2.0, "a": math.inf}) == "ours"
     assert fastest({"ours": math.inf, "a": math.inf}) == "ours"
 
@@ -60,9 +61,9 @@ def test_the_fastest_wins_and_of_equal_ones_the_first() -> None:
         (torch.float32, {"values": 9e-5, "gradients": 9e-5}, ""),
         (torch.float32, {"values": 2e-4}, "log-probs or entropies differ by 2.0e-04, allowed: 0.0001"),
         (torch.bfloat16, {"values": 0.04, "gradients": 0.02}, ""),
-        (torch.bfloat16, {"values": 0.06}, "log-probs or entropies differ by 6.0e-02, allowed: 0.05"),
+        (torch.bfloat16, {"values": 0.16}, "log-probs or entropies differ by 1.6e-01, allowed: 0.15"),
         (torch.bfloat16, {"gradients": 0.04}, "gradients differ by 4.0e-02, allowed: 0.03"),
-        (torch.bfloat16, {"values": math.nan}, "log-probs or entropies differ by nan, allowed: 0.05"),
+        (torch.bfloat16, {"values": math.nan}, "log-probs or entropies differ by nan, allowed: 0.15"),
         (torch.bfloat16, {"gradients": math.nan}, "gradients differ by nan, allowed: 0.03"),
         (torch.bfloat16, {"memory": 10**9 + MORE_MEMORY}, ""),
         (torch.bfloat16, {"memory": 10**9 + 2 * MORE_MEMORY}, "128 MiB more than ours, allowed: 64"),
@@ -108,6 +109,28 @@ def undefined(states: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, r
     return wrong(states, head, targets, rows) * torch.tensor([math.nan] + [1.0] * (len(targets) - 1))
 
 
+class _HeadIsUndefined(torch.autograd.Function):
+    """Everything is right but the head's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return states.clone(), head.clone()
+
+    @staticmethod
+    def backward(ctx: Any, states: torch.Tensor, head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return states, head * math.nan
+
+
+def without_head(states: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, rows: int) -> torch.Tensor:
+    return head_way(TORCH).fused(*_HeadIsUndefined.apply(states, head), targets, rows)  # type: ignore[misc, no-untyped-call]
+
+
+def targets_alone(states: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, rows: int) -> torch.Tensor:
+    """Right values; of the gradient the part of the targets, which is most of it where logits are small."""
+    logits = states @ head.T
+    return (states * head[targets]).sum(1) - logits.logsumexp(1).detach()
+
+
 def broken(*_: Any) -> torch.Tensor:
     raise RuntimeError("no kernel image\nfor this device")
 
@@ -116,6 +139,8 @@ def test_what_fails_is_not_there_or_finds_something_else_is_left_out(monkeypatch
     made: dict[str, HeadWay | Exception] = {
         "wrong": HeadWay("wrong", fused=wrong),
         "undefined": HeadWay("undefined", fused=undefined),
+        "without head": HeadWay("without head", fused=without_head),
+        "targets alone": HeadWay("targets alone", fused=targets_alone),
         "broken": HeadWay("broken", fused=broken),
         "absent": NoSuchWay("is not installed here"),
         "uncompiled": AssertionError(),
@@ -129,11 +154,25 @@ def test_what_fails_is_not_there_or_finds_something_else_is_left_out(monkeypatch
     for part in (
         "wrong: log-probs or entropies differ by ",
         "undefined: log-probs or entropies differ by nan",
+        "without head: gradients differ by nan",
+        "targets alone: gradients differ by ",
         "broken: RuntimeError: no kernel image; ",
         "absent: is not installed here; ",
         "uncompiled: AssertionError: AssertionError)",
     ):
         assert part in choice.line
+
+
+def test_half_a_gradient_is_none_in_half_precision_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = HeadShape(1500, 1024, 40, 0.7, torch.bfloat16, learns=True, entropy_learns=False)
+    made: dict[str, HeadWay | Exception] = {
+        TORCH: head_way(TORCH),
+        "half": HeadWay("half", fused=targets_alone),
+    }
+    monkeypatch.setattr(head_choice, "head_way", ways_by(made))
+    _, _, left_out = trials(shape, CPU, (OURS.name, *made))
+    assert list(left_out) == ["half"]
+    assert left_out["half"].startswith("gradients differ by ")
 
 
 def test_a_fused_way_is_no_candidate_where_the_entropy_learns() -> None:

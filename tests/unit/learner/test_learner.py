@@ -17,7 +17,7 @@ from rl_trainer.algorithms.denominators import LossDenominators
 from rl_trainer.algorithms.value_targets import ValueTargets
 from rl_trainer.learner.batch import collate
 from rl_trainer.learner.rank import Learner, MiniBatch
-from rl_trainer.learner.sources import weight_source
+from rl_trainer.learner.sources import offer, weight_source
 from rl_trainer.model.folder import read_tensors, write_weights
 from rl_trainer.model.resolve import resolve_model
 from rl_trainer.trajectory import Trajectory
@@ -273,3 +273,13 @@ def test_weights_are_written_in_the_number_format_that_is_asked_for(folder: Path
     for name, value in expected.items():
         assert found[name].dtype == torch.bfloat16
         assert torch.equal(found[name], value.to(torch.bfloat16)), name
+
+
+def test_rows_are_in_the_decoders_order_for_samplers_that_compute_with_it(folder: Path):
+    run = spec()
+    for engine, ours in (("torch", True), ("vllm", False)):
+        sampler = run.sampler.model_copy(update={"engine": engine})
+        learner = Learner(folder, run.model_copy(update={"sampler": sampler}))
+        offered = offer(learner, torch.float32)
+        assert not offered.weights().interleaved
+        assert bool(offered.as_laid().interleaved) == ours

@@ -48,8 +48,9 @@ def test_interleaved_rows_are_the_halves_of_a_head_by_turns_and_come_back():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("limit", [WHOLE, SPLIT])
-def test_by_name_every_tensor_is_as_hugging_face_has_it(limit, dtype):
-    model = decoder(3, **SHAPE)
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "mlp_bias": True, "kv_heads": 1}])
+def test_by_name_every_tensor_is_as_hugging_face_has_it(changes, limit, dtype):
+    model = decoder(3, **SHAPE, **changes)
     found = unpack_weights(blocks_of(model, limit, dtype))
     assert all(torch.equal(found[name], value.to(dtype)) for name, value in model.hf_state_dict().items())
     assert found.keys() == model.hf_state_dict().keys()

@@ -7,6 +7,7 @@ many gradients. None of them has the entropy. All of them hold some of the logit
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +37,9 @@ def compiled(backend: str = "inductor") -> HeadWay:
     Entropy and its gradient come along.
     """
     if backend == "inductor":
-        import torch._inductor.config as inductor
-
-        # In this process: a pool of compilers would be processes whose memory nobody has reckoned with.
-        inductor.compile_threads = 1
+        # In this process: a pool of compilers would be processes whose memory nobody has reckoned with. Not by the setting
+        # itself, which counts in one thread: of a GPU the backward pass is in another. It is read as inductor is imported.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Nothing is said of shapes: chunks of full size get kernels of their own, and the last ones share some of any size.
     return HeadWay(
         COMPILED, Kernels(torch.compile(_values, backend=backend), torch.compile(_gradient, backend=backend))

@@ -154,7 +154,7 @@ def head_token_log_probs(
         raise ValueError(
             f"hidden {tuple(hidden.shape)} must be [N, H] and targets {tuple(targets.shape)} [N]"
         )
-    rows = chunk or max(1, _CHUNK_LARGE // head_weight.shape[0])
+    rows = chunk or head_rows(head_weight.shape[0])
     if way.fused is not None and len(targets):
         return _fused(way.fused, hidden, head_weight, targets.long(), temperature, rows, entropy)
     if len(targets) <= rows:
@@ -164,6 +164,11 @@ def head_token_log_probs(
         hidden, head_weight, targets.long(), float(temperature), rows, _products(hidden), way.kernels
     )
     return log_probs, entropies
+
+
+def head_rows(vocabulary: int) -> int:
+    """Rows of a chunk of `head_token_log_probs`, where nothing else is said."""
+    return max(1, _CHUNK_LARGE // vocabulary)
 
 
 def _products(hidden: Tensor) -> torch.dtype:

@@ -61,6 +61,8 @@ _NO_UPDATE = UpdateResult({}, math.nan, 0.0, 0, 0, 0)
 class Learner:
     """One rank; with more, `torch.distributed` is initialised. Ranks that share sequences get the same samples."""
 
+    training: Training
+
     def __init__(
         self,
         folder: Path,
@@ -259,6 +261,11 @@ class Learner:
     def _learn(self) -> None:
         """What the model lets learn gets gradients and a new optimizer."""
         algorithm = self.spec.algorithm
+        if hasattr(
+            self, "training"
+        ):  # the warm start's: its gradients and moments would lie beside what comes now
+            del self.training
+            self.model.zero_grad(set_to_none=True)
         self.head.choose(self.policy, self.reference)
         self.training = Training(
             self.model,

@@ -16,5 +16,5 @@ def interleave(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def deinterleave(rows: Tensor, head_dim: int) -> Tensor:
-    """The inverse of `interleave`; always a copy."""
+    """The inverse of `interleave`; a copy where that is another order."""
     return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
