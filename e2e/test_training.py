@@ -81,3 +81,21 @@ def test_samplers_that_take_turns_with_learners_have_no_pods_of_their_own(train:
     assert run.step == 20
     assert status["placement"]["measuredStepSeconds"] > 0
     assert len(status["attempts"]) == 1
+
+
+def test_a_sampler_beside_a_learner_hands_over_to_one_in_a_pod_of_its_own(train: Train) -> None:
+    """Weights are copied out of the learner's memory within its pod, and come from the object store in the other."""
+    shares = {"placement": {"mode": "hybrid", "sharedSamplers": 1}, "weightSync": {"transport": "ipc"}}
+    run = train("hands-over", {**shares, "sampler": {"replicas": 2}, "checkpoint": {"everySteps": 1000}})
+    run.wait_for_step(1, START_SECONDS)
+    roles = [pod["metadata"]["labels"]["rltrain.dev/role"] for pod in run.pods()]
+    expected = ["head", "learner", "sampler"]
+    assert sorted(role for role in roles if role in expected) == expected
+    status = run.status
+    assert (status["placement"]["mode"], status["placement"]["shared"]) == ("hybrid", 1)
+    run.wait_for_roles({"learner": 1, "sampler": 2})
+    run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
+    status = run.status
+    assert run.step == 20
+    assert status["placement"]["measuredStepSeconds"] > 0
+    assert len(status["attempts"]) == 1
