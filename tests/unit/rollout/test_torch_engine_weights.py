@@ -8,10 +8,10 @@ import torch
 from small_engines import decoder, drain, logprobs_of, prompts, requests
 
 from rl_api.errors import ModelError
-from rl_trainer.rollout.engines import free_memory as module_of_memory
 from rl_trainer.rollout.engines import torch as torch_engine
-from rl_trainer.rollout.engines.free_memory import free_memory
-from rl_trainer.rollout.engines.torch import MARGIN, TorchEngine
+from rl_trainer.rollout.engines.torch import TorchEngine
+from rl_trainer.weights import free_memory as module_of_memory
+from rl_trainer.weights.free_memory import MARGIN, free_memory
 
 
 def test_new_weights_between_two_steps():

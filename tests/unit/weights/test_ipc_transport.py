@@ -2,90 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ipc_world import World, offer, tensors
 from kept_blocks import KeptBlocks
 
 from rl_api.errors import DeadlineExceeded, ModelError
-from rl_trainer.weights.source import LazyTensor, TensorSource, source_of
-from rl_trainer.weights.transports import cuda_memory, ipc, ipc_desk
+from rl_trainer.weights.free_memory import MARGIN
+from rl_trainer.weights.payload import end_of, parts_of
+from rl_trainer.weights.source import TensorSource
+from rl_trainer.weights.transports import host_memory, ipc, ipc_desk
 from rl_trainer.weights.transports.base import Offer
 from rl_trainer.weights.transports.create import create_publisher, create_receiver
-from rl_trainer.weights.transports.ipc import IpcPublisher, IpcReceiver, sum_on_device
-from rl_trainer.weights.transports.publication import Publication
-
-SECONDS = 30.0
-
-
-def tensors(version: int) -> dict[str, torch.Tensor]:
-    """Of that version; one is larger than a block."""
-    return {
-        "large": torch.arange(2000.0).view(4, 500) + version,
-        "half": torch.full((30,), version).to(torch.bfloat16),
-        "none": torch.empty(0, 3),
-    }
-
-
-def offer(version: int, device: str = "cpu") -> Offer:
-    parts = {name: LazyTensor.of(value) for name, value in tensors(version).items()}
-    return Offer(lambda: source_of(parts), device=torch.device(device))
-
-
-def is_version(found: Any, version: int) -> bool:
-    wanted = tensors(version)
-    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
-class World:
-    """A learner, and its samplers' store."""
-
-    def __init__(self, *, others: bool = False):
-        self.store = KeptBlocks()
-        self.publisher = IpcPublisher(self.store, 0, limit=256, others=others)
-        self.published: dict[int, Publication] = {}
-
-    def publish(self, version: int) -> str:
-        """The way that it goes."""
-        found = self.publisher.publish(offer(version), version)
-        assert found is not None
-        self.published[version] = found
-        return found.way
-
-    def receive(self, version: int, receiver: IpcReceiver | None = None) -> Any:
-        found = (receiver or IpcReceiver(self.store, "sampler 3")).receive(self.published[version], SECONDS)
-        assert is_version(found, version)
-        return found
-
-    def forget(self, version: int) -> None:
-        """Nobody has the publication any more."""
-        for handle in self.published.pop(version).blocks:
-            self.store.blocks[handle] = None
-
-    @property
-    def there(self) -> list[int]:
-        """Versions in the learner's memory, by how often was published."""
-        assert self.publisher._desk is not None
-        with self.publisher._desk._lock:  # what is given back is so before it is left
-            return [*self.publisher._desk._versions]
-
-    def comes_to(self, there: list[int]) -> bool:
-        """Whether these alone are left: the desk's thread looks now and then."""
-        gc.collect()
-        end = time.monotonic() + SECONDS
-        while self.there != there and time.monotonic() < end:
-            time.sleep(0.01)
-        return self.there == there
+from rl_trainer.weights.transports.ipc import sum_on_device
 
 
 @pytest.fixture(autouse=True)
@@ -232,16 +170,77 @@ def test_what_fails_half_way_is_published_to_nobody_and_leaves_no_memory(monkeyp
     world.receive(4)
 
 
-def test_without_room_on_the_device_a_version_goes_through_the_store(monkeypatch: pytest.MonkeyPatch):
-    def none(size: int) -> None:
-        raise MemoryError
-
+def test_without_room_on_the_host_a_version_goes_through_the_store_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     world = World()
+    size = sum(map(end_of, parts_of(offer(4).as_laid(), 256)))
     with monkeypatch.context() as patched:
-        patched.setattr(ipc, "HostMemory", none)
-        assert world.publish(4) == "objectStore"
+        patched.setattr(host_memory, "free_memory", lambda: size + MARGIN - 1)
+        assert [world.publish(version) for version in (4, 5)] == ["objectStore"] * 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "learner 0: weights of version 4 go through the object store, not by weightSync.transport: ipc, as no memory of the "
+        "host is left for them (0.0 GB and 0.3 GB that stay free); so do later ones as long as that is so"
+    )
+    world.receive(5)
+    monkeypatch.setattr(host_memory, "free_memory", lambda: size + MARGIN)
+    assert world.publish(6) == "ipc"
+    assert world.publish(7) == "ipc"
+    assert [world.publish(version) for version in (8, 9)] == ["objectStore"] * 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "version 8 go" in line
+    assert "as samplers have or may still ask for the 2 versions before" in line
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_device_without_room_for_the_check_has_the_store_or_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, *, others: bool
+):
+    world = World(others=others)
+    world.publish(4)
+    checked: list[int] = []
+
+    def full(blocks: Any) -> list[int]:
+        checked.append(len(blocks))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 48.00 MiB")
+
+    monkeypatch.setattr(ipc, "checksums", full)
+    if others:
+        world.receive(4)
+    else:
+        with pytest.raises(
+            ModelError, match=r"out of memory.* 48\.00 MiB\); set weightSync\.transport: objectStore$"
+        ):
+            world.receive(4)
+    assert checked
+
+
+def test_a_tensor_of_several_blocks_is_read_where_it_lies():
+    world = World()
+    world.publish(4)
+    assert len(next(iter(world.store.blocks.values())).blocks) > 8
+    found = world.receive(4)
+    assert len({found[name].untyped_storage().data_ptr() for name in ("large", "half")}) == 1
+    assert found["large"].data_ptr() == found["large"].data_ptr()
+
+
+def test_blocks_for_others_are_put_by_another_thread_while_the_next_is_made():
+    world = World(others=True)
+    threads: set[str] = set()
+    put = world.store.put
+
+    def noted(block: Any) -> int:
+        threads.add(threading.current_thread().name)
+        return put(block)
+
+    world.store.put = noted
+    world.publish(4)
+    assert any(name.startswith("weights to the store") for name in threads)
+    whole = world.published[4].whole
+    assert whole is not None
+    world.published[4] = whole
     world.receive(4)
-    assert world.publish(5) == "ipc"
 
 
 @given(st.binary(min_size=64, max_size=512), st.data())
@@ -257,107 +256,3 @@ def test_a_sum_on_a_device_finds_what_was_changed_or_exchanged(data: bytes, draw
     if words[0] != words[-1]:
         words[0], words[-1] = int(words[-1]), int(words[0])
         assert int(sum_on_device(block)) != before
-
-
-class Driver:
-    """CUDA's, as far as it is asked, on memory of the host: in what order, and with what."""
-
-    def __init__(self) -> None:
-        self.memory: dict[int, Any] = {}
-        self.calls: list[str] = []
-        self.full = 0  # so many more times there is no room
-
-    def alloc(self, address: Any, size: int) -> int:
-        self.calls.append("alloc")
-        if self.full:
-            self.full -= 1
-            return 2
-        made = ctypes.create_string_buffer(size)
-        address[0] = ctypes.addressof(made)
-        self.memory[address[0]] = made
-        return 0
-
-    def free(self, address: int) -> int:
-        self.calls.append("free")
-        return 0 if self.memory.pop(address, None) is not None else 1
-
-    def handle(self, handle: Any, address: int) -> int:
-        ctypes.memmove(handle, address.to_bytes(8, "little") + bytes(range(56)), 64)
-        return 0
-
-    def open(self, address: Any, handle: cuda_memory._Handle, flags: int) -> int:
-        self.calls.append("open")
-        given = bytes(handle.reserved)
-        if given[8:] != bytes(range(56)) or flags != 1:
-            return 1
-        address[0] = int.from_bytes(given[:8], "little")
-        return 0
-
-    def shut(self, address: int) -> int:
-        self.calls.append("close")
-        return 0
-
-    def library(self) -> SimpleNamespace:
-        """Called with C's types, as the real one is."""
-        pointer, number, size = ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint64, ctypes.c_size_t
-        handle = cuda_memory._Handle
-
-        def c(function: Callable[..., int], *kinds: Any) -> Any:
-            return ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(function)
-
-        return SimpleNamespace(
-            cuMemAlloc_v2=c(self.alloc, pointer, size),
-            cuMemFree_v2=c(self.free, number),
-            cuIpcGetMemHandle=c(self.handle, ctypes.POINTER(handle), number),
-            cuIpcOpenMemHandle_v2=c(self.open, pointer, handle, ctypes.c_uint),
-            cuIpcCloseMemHandle=c(self.shut, number),
-            cuGetErrorString=lambda code, text: 0,
-        )
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    library = made.library()
-
-    def as_tensor(found: Any, device: torch.device) -> torch.Tensor:
-        (size,), (address, _) = (found.__cuda_array_interface__[name] for name in ("shape", "data"))
-        memory = (ctypes.c_ubyte * size).from_address(address)
-        memory.keeps = found
-        return torch.frombuffer(memory, dtype=torch.uint8)
-
-    monkeypatch.setattr(cuda_memory, "_driver", lambda: library)
-    monkeypatch.setattr(cuda_memory.torch, "as_tensor", as_tensor)
-    monkeypatch.setattr(cuda_memory.torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(ipc, "uuid_of", lambda device: "GPU-7")
-    return made
-
-
-def test_memory_of_a_gpu_is_mapped_by_its_handle_and_freed_after_its_readers(driver: Driver):
-    """The driver is not CUDA's: what it does no test here has seen."""
-    world = World()
-    published = world.publisher.publish(offer(0, "cuda"), 0)
-    assert published is not None
-    receiver = create_receiver("ipc", world.store, place="sampler 3", device="cuda")
-    found = receiver.receive(published, SECONDS)
-    assert is_version(found, 0)
-    assert world.publisher.publish(offer(1, "cuda"), 1) is not None
-    world.store.blocks[published.blocks[0]] = None
-    time.sleep(0.1)
-    assert driver.calls == ["alloc", "open", "alloc"]
-    del found
-    assert world.comes_to([2])
-    assert driver.calls == ["alloc", "open", "alloc", "close", "free"]
-    with pytest.raises(ModelError, match="that of another device, GPU-7"):
-        create_receiver("ipc", world.store, place="sampler 3").receive(Publication(1, "ipc", [1]), SECONDS)
-
-
-def test_a_gpu_without_room_is_asked_again_once_torch_has_given_back_what_it_kept(driver: Driver):
-    world = World()
-    driver.full = 1
-    first = world.publisher.publish(offer(0, "cuda"), 0)
-    driver.full = 2
-    second = world.publisher.publish(offer(1, "cuda"), 1)
-    assert first is not None
-    assert second is not None
-    assert (first.way, second.way) == ("ipc", "objectStore")

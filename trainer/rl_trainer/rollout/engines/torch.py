@@ -26,13 +26,10 @@ from rl_trainer.rollout.engines.base import (
     Top,
 )
 from rl_trainer.rollout.engines.decode import DecodeStep
-from rl_trainer.rollout.engines.free_memory import free_memory
 from rl_trainer.rollout.engines.kv_cache import KVCache, round_up
 from rl_trainer.rollout.engines.prompt_prefixes import Prefix, PromptPrefixes
 from rl_trainer.rollout.engines.sampling import BatchSampling, most_probable, sample, uniforms
-
-# Bytes that stay free beside a second set of parameters, for keys, values and what others of this machine or pod need.
-MARGIN = 256 << 20
+from rl_trainer.weights.free_memory import MARGIN, free_memory
 
 
 class TorchEngine(Engine):

@@ -19,6 +19,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+# Bytes that stay free beside a version, for what learner and sampler take in the step that follows.
+MARGIN: Final = 512 << 20
+# What the driver shares is whole blocks of so many bytes, with whatever else lies in them.
+_BLOCK: Final = 2 << 20
 _OUT_OF_MEMORY: Final = 2
 _LAZY_PEER_ACCESS: Final = 1  # the one flag that there is, and it must be given
 
@@ -57,15 +61,15 @@ class CudaMemory:
         self._device = device
         _enter(device)
         address = ctypes.c_uint64()
-        code = _driver().cuMemAlloc_v2(ctypes.byref(address), max(1, size))
-        if code == _OUT_OF_MEMORY:  # torch may have kept some for itself
-            torch.cuda.empty_cache()
-            code = _driver().cuMemAlloc_v2(ctypes.byref(address), max(1, size))
+        # What torch keeps for the learner's next step stays the learner's.
+        code = _driver().cuMemAlloc_v2(ctypes.byref(address), max(1, -(-size // _BLOCK)) * _BLOCK)
         if code == _OUT_OF_MEMORY:
-            raise MemoryError(f"{device}: no room for {size / 1e9:.1f} GB")
+            raise _no_room(size)
         _check(code, "memory")
         self._address = address
         try:
+            if torch.cuda.mem_get_info(device)[0] < MARGIN:
+                raise _no_room(size)
             handle = _Handle()
             _check(_driver().cuIpcGetMemHandle(ctypes.byref(handle), address), "a handle of memory")
             self.handle = bytes(handle.reserved)
@@ -79,6 +83,12 @@ class CudaMemory:
         self.tensor = None
         _enter(self._device)
         _check(_driver().cuMemFree_v2(self._address), "memory given back")
+
+
+def _no_room(size: int) -> MemoryError:
+    return MemoryError(
+        f"no memory of the GPU is left for them ({size / 1e9:.1f} GB and {MARGIN / 1e9:.1f} GB that stay free)"
+    )
 
 
 def map_cuda(handle: bytes, size: int, device: torch.device, ended: Callable[[], object]) -> Tensor:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rl_trainer.weights.free_memory import MARGIN, free_memory
+
 
 class HostMemory:
     """Memory of this process's, until `close`; others map it by its file, and keep what they have mapped.
@@ -28,6 +30,11 @@ class HostMemory:
 
     def __init__(self, size: int):
         """Raises MemoryError where there is no room."""
+        # A file in memory takes its pages when they are written, and then the kernel ends a process for want of one.
+        if free_memory() < size + MARGIN:
+            raise MemoryError(
+                f"no memory of the host is left for them ({size / 1e9:.1f} GB and {MARGIN / 1e9:.1f} GB that stay free)"
+            )
         try:
             self.file = os.memfd_create("rltrain-weights", os.MFD_CLOEXEC)
             try:
@@ -37,7 +44,9 @@ class HostMemory:
                 os.close(self.file)
                 raise
         except OSError as error:
-            raise MemoryError(f"no room for {size / 1e9:.1f} GB ({error.strerror})") from error
+            raise MemoryError(
+                f"no memory of the host is left for them ({size / 1e9:.1f} GB: {error.strerror})"
+            ) from error
         self.tensor: Tensor | None = torch.frombuffer(memory, dtype=torch.uint8)[:size]
 
     def close(self) -> None:

@@ -5,12 +5,13 @@ of memory of its device, beside its own tensors. What travels says where that is
 holds a connection to the learner (`ipc_desk.py`) until no tensor of it is left, and the memory stays until then, whatever is
 published meanwhile, and for as long as anybody has the publication: as blocks in the store do.
 
-A device has two versions at most, the second while the first is still read or wanted. One for which there is no room goes
-through the store instead, as do all, besides, for samplers elsewhere.
+A device has two versions at most, the second while the first is still read or wanted. One for which there is no room, or
+that the device cannot share, goes through the store instead, as do all, besides, for samplers elsewhere.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from rl_trainer.error_text import first_line
 from rl_trainer.weights.payload import (
     BLOCK_BYTES,
     Index,
+    Place,
+    Rooms,
     Taken,
     Tensors,
     WeightsBlock,
@@ -37,7 +40,13 @@ from rl_trainer.weights.transports.base import HOST, Lends, Offer, Store, never
 from rl_trainer.weights.transports.cuda_memory import CudaMemory, map_cuda, uuid_of
 from rl_trainer.weights.transports.host_memory import HostMemory, map_host
 from rl_trainer.weights.transports.ipc_desk import Desk, Memory, NotLent, lease
-from rl_trainer.weights.transports.object_store import StorePublisher, StoreReceiver, take_blocks, take_part
+from rl_trainer.weights.transports.object_store import (
+    StorePublisher,
+    StoreReceiver,
+    put_blocks,
+    take_blocks,
+    take_part,
+)
 from rl_trainer.weights.transports.publication import Publication
 
 MOST_VERSIONS: Final = 2
@@ -82,6 +91,8 @@ class IpcPublisher:
         self._from_store = StorePublisher(store, rank, limit)
         self._desk = Desk() if rank == 0 else None
         self._number = 0
+        self._rooms = Rooms()
+        self._told: set[str] = set()
 
     def publish(self, offer: Offer, version: int) -> Publication | None:
         """See `Publisher.publish`."""
@@ -91,9 +102,7 @@ class IpcPublisher:
             return None
         self._number += 1
         blocks = tuple(parts_of(source, self._limit))
-        memory = None
-        if self._desk.drop_before(self._number) < MOST_VERSIONS:
-            memory = _memory(sum(map(end_of, blocks)), offer.device)
+        memory = self._memory(sum(map(end_of, blocks)), offer.device, version)
         if memory is None:
             return self._from_store.publish(Offer(lambda: source), version)
         try:
@@ -110,6 +119,28 @@ class IpcPublisher:
         """Gives back what nobody reads or wants, of the last version too; on the first rank."""
         assert self._desk is not None
         self._desk.drop_before(self._number + 1)
+
+    def _memory(self, size: int, device: torch.device, version: int) -> Memory | None:
+        """None: the version goes through the store; this process's log says why, once for each reason."""
+        assert self._desk is not None
+        if self._desk.drop_before(self._number) >= MOST_VERSIONS:
+            kind = reason = f"samplers have or may still ask for the {MOST_VERSIONS} versions before"
+        else:
+            try:
+                return HostMemory(size) if device.type == HOST.type else CudaMemory(size, device)
+            except MemoryError as error:
+                kind, reason = "room", first_line(error)
+            except (RuntimeError, OSError) as error:  # of the driver
+                kind = reason = f"its device cannot share memory ({first_line(error)})"
+        if kind not in self._told:
+            self._told.add(kind)
+            print(
+                f"learner {self._rank}: weights of version {version} go through the object store, not by "
+                f"weightSync.transport: ipc, as {reason}; so do later ones as long as that is so",
+                file=sys.stderr,
+                flush=True,
+            )
+        return None
 
     def _filled(
         self,
@@ -133,14 +164,18 @@ class IpcPublisher:
     def _whole(self, memory: Memory, shared: SharedVersion) -> Publication:
         """The same through the store, from the memory: the source is made once."""
         assert memory.tensor is not None
-        handles = []
-        for number, block in enumerate(_cut(memory.tensor, shared.blocks)):
-            array, count = block.cpu().numpy(), len(shared.blocks)
-            one = WeightsBlock(
+        made = self._host_blocks(memory.tensor, shared)
+        return Publication(shared.version, "objectStore", put_blocks(self._store, made))
+
+    def _host_blocks(self, memory: Tensor, shared: SharedVersion) -> Iterator[WeightsBlock]:
+        """Each is good until the one after the next is made."""
+        count = len(shared.blocks)
+        for number, block in enumerate(_cut(memory, shared.blocks)):
+            here = block if block.device.type == HOST.type else self._rooms(block.numel()).copy_(block)
+            array = here.numpy()
+            yield WeightsBlock(
                 shared.version, number, count, array, shared.blocks[number], checksum_of(array)
             )
-            handles.append(self._store.put(one))
-        return Publication(shared.version, "objectStore", handles)
 
 
 class IpcReceiver:
@@ -167,7 +202,7 @@ class IpcReceiver:
         deadline = time.monotonic() + timeout
         (shared,) = take_blocks(self._store, publication, self._place, timeout)
         try:
-            memory = self._mapped(shared, deadline - time.monotonic())
+            return _checked(shared, self._mapped(shared, deadline - time.monotonic()))
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{self._place}: the learner has not lent weights of version {shared.version} within weightSync.timeout "
@@ -180,7 +215,6 @@ class IpcReceiver:
                 f"{self._place}: weights of version {shared.version} are in the learner's memory, out of reach "
                 f"({first_line(error)}); set weightSync.transport: objectStore"
             ) from error
-        return self._checked(shared, memory)
 
     def _mapped(self, shared: SharedVersion, seconds: float) -> Tensor:
         if shared.device not in (HOST.type, _name(self._device)):
@@ -194,15 +228,17 @@ class IpcReceiver:
             end()
             raise
 
-    def _checked(self, shared: SharedVersion, memory: Tensor) -> Tensors:
-        blocks = list(_cut(memory, shared.blocks))
-        for number, found in enumerate(checksums(blocks)):
-            if found != shared.checksums[number]:
-                raise ModelError(
-                    f"weights of version {shared.version}, block {number + 1} of {len(blocks)}: checksum {found} found, "
-                    f"{shared.checksums[number]} sent; the transfer damaged them, start the run again with --resume"
-                )
-        return Tensors(list(zip(shared.blocks, blocks, strict=True)))
+
+def _checked(shared: SharedVersion, memory: Tensor) -> Tensors:
+    """The tensors where they lie. Raises ModelError: not the bytes that were published; RuntimeError of the device."""
+    blocks = list(_cut(memory, shared.blocks))
+    for number, found in enumerate(checksums(blocks)):
+        if found != shared.checksums[number]:
+            raise ModelError(
+                f"weights of version {shared.version}, block {number + 1} of {len(blocks)}: checksum {found} found, "
+                f"{shared.checksums[number]} sent; the transfer damaged them, start the run again with --resume"
+            )
+    return Tensors([(_as_one(shared.blocks), memory)])
 
 
 def checksums(blocks: Sequence[Tensor]) -> list[int]:
@@ -223,12 +259,20 @@ def sum_on_device(block: Tensor) -> Tensor:
     return (words * factors).sum()
 
 
-def _memory(size: int, device: torch.device) -> Memory | None:
-    """None: the device has no room."""
-    try:
-        return HostMemory(size) if device.type == HOST.type else CudaMemory(size, device)
-    except MemoryError:
-        return None
+def _as_one(blocks: Sequence[Index]) -> Index:
+    """Where tensors are in all of the memory; the pieces of one lie there without a gap."""
+    found: dict[str, Place] = {}
+    first = 0
+    for index in blocks:
+        for name, place in index.items():
+            begun = found.get(name)
+            found[name] = (
+                place._replace(offset=first + place.offset)
+                if begun is None
+                else begun._replace(size=begun.size + place.size)
+            )
+        first += end_of(index)
+    return found
 
 
 def _name(device: torch.device) -> str:

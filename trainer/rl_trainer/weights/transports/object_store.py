@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.weights.gathered import GatheredBlock, gather_weights
-from rl_trainer.weights.payload import BLOCK_BYTES, Rooms, check_block, unpack_weights
+from rl_trainer.weights.payload import BLOCK_BYTES, Rooms, WeightsBlock, check_block, unpack_weights
 from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.base import Lends, Offer, Store, never
 from rl_trainer.weights.transports.publication import Publication
@@ -49,7 +49,7 @@ class StoreReceiver:
         return unpack_weights(blocks, lent=self._lends([one.block for one in blocks]), check=check)
 
 
-def put_blocks(store: Store, blocks: Iterator[GatheredBlock]) -> list[Any]:
+def put_blocks(store: Store, blocks: Iterator[GatheredBlock] | Iterator[WeightsBlock]) -> list[Any]:
     """Their handles. Each is put by a thread while the next is made here, as what makes it may be a collective; when a block
     is asked for, those before the last are in the store.
     """

@@ -10,6 +10,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 # Ray ends workers where less than one part in so many is free (RAY_memory_usage_threshold is 0.95).
 _KEPT = 20
+# Bytes that stay free beside a copy of the weights, for keys, values and what others of this machine or pod need.
+MARGIN = 256 << 20
 
 
 def free_memory(groups: Path = _GROUPS, own: Path = _OWN) -> int:
