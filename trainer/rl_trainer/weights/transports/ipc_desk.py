@@ -13,6 +13,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,8 +24,11 @@ from torch import Tensor
 
 # How often it looks for versions that nobody wants any more.
 LOOK_SECONDS: Final = 1.0
+# How long it leaves those waiting who cannot be let in, and they themselves, where too many wait.
+_PAUSE_SECONDS: Final = 0.02
 _HERE, _GONE = b"+", b"-"
 _NUMBER: Final = struct.Struct("!Q")
+_CREDENTIALS: Final = struct.Struct("iII")  # process, user and group
 
 
 class Memory(Protocol):
@@ -48,15 +52,20 @@ class _Version:
     memory: Memory
     wanted: Callable[[], bool]
     readers: set[socket.socket] = field(default_factory=set)
+    ends: bool = False
+    """Its memory is being given back: it is lent to nobody, and still takes its room."""
 
 
 class Desk:
-    """Versions by number, the later the higher; a thread of its own answers readers."""
+    """Versions by number, the later the higher; a thread of its own answers readers, another one gives memory back."""
 
     def __init__(self) -> None:
         # Abstract, so that no file is left; of this user alone, as `_ask` looks who comes.
         self.address = f"\0rltrain-weights-{secrets.token_hex(16)}"
         self._lock = threading.Lock()
+        # Held while memory is given back, for which a device may take its time: readers are answered meanwhile.
+        self._dropping = threading.Lock()
+        self._left = threading.Event()  # a reader has, since it was looked last
         self._versions: dict[int, _Version] = {}
         self._selector = selectors.DefaultSelector()
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -66,6 +75,7 @@ class Desk:
         self._selector.register(self._door, selectors.EVENT_READ)
         # Not a pool's: a process that ends would wait for it.
         threading.Thread(target=self._serve, name="readers of weights", daemon=True).start()
+        threading.Thread(target=self._look, name="weights that nobody wants", daemon=True).start()
 
     def add(self, number: int, memory: Memory, wanted: Callable[[], bool]) -> None:
         """From now on a version can be read, until it is neither `wanted` nor read, and a later one is told of."""
@@ -73,32 +83,53 @@ class Desk:
             self._versions[number] = _Version(memory, wanted)
 
     def drop_before(self, number: int) -> int:
-        """Gives back what nobody reads or wants of the versions before `number`; how many of all are left."""
-        with self._lock:
-            for one in [one for one in self._versions if one < number]:
-                version = self._versions[one]
-                if not version.readers and not version.wanted():
+        """Gives back what nobody reads or wants of the versions before `number`; how many of all are left.
+
+        Raises what memory does that is not given back; that is tried again with the next call.
+        """
+        with self._dropping:
+            with self._lock:
+                ended = {
+                    one: version
+                    for one, version in self._versions.items()
+                    if one < number and not version.readers and (version.ends or not version.wanted())
+                }
+                for version in ended.values():
+                    version.ends = True
+            for one, version in ended.items():
+                version.memory.close()
+                with self._lock:
                     del self._versions[one]
-                    version.memory.close()
-            return len(self._versions)
+            with self._lock:
+                return len(self._versions)
 
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select(LOOK_SECONDS):
+            for key, _ in self._selector.select():
                 if key.fileobj is self._door:
                     self._let_in()
                 elif isinstance(key.fileobj, socket.socket):
                     self._hear(key.fileobj)
+
+    def _look(self) -> None:
+        while True:
+            self._left.wait(LOOK_SECONDS)
+            self._left.clear()
             with self._lock:
                 last = max(self._versions, default=0)
             with suppress(Exception):  # of a device, which whoever publishes next will be told of
                 self.drop_before(last)
 
     def _let_in(self) -> None:
-        with suppress(OSError):  # gone again
+        try:
             reader, _ = self._door.accept()
-            reader.setblocking(False)
-            self._selector.register(reader, selectors.EVENT_READ)
+        except (BlockingIOError, ConnectionAbortedError):  # gone again
+            return
+        except OSError:  # no descriptors are left: whoever it is stands before the door still
+            time.sleep(_PAUSE_SECONDS)
+            return
+        reader.setblocking(False)
+        self._selector.register(reader, selectors.EVENT_READ)
 
     def _hear(self, reader: socket.socket) -> None:
         """What a reader asks for; or its end."""
@@ -113,11 +144,14 @@ class Desk:
                 version.readers.discard(reader)
         self._selector.unregister(reader)
         reader.close()
+        self._left.set()
 
     def _lend(self, reader: socket.socket, number: int) -> bool:
         """Whether the reader has been answered."""
         with self._lock:
             version = self._versions.get(number)
+            if version is not None and version.ends:
+                version = None
             if version is not None:
                 version.readers.add(reader)
         file = version.memory.file if version is not None else None
@@ -137,10 +171,11 @@ def lease(address: str, number: int, seconds: float) -> tuple[Callable[[], None]
 
     Raises TimeoutError after `seconds`; NotLent: there is no such desk on this host, or it has that version no more.
     """
+    deadline = time.monotonic() + seconds
     reader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        reader.settimeout(max(0.001, seconds))
-        reader.connect(address)
+        _connect(reader, address, deadline)
+        reader.settimeout(max(0.001, deadline - time.monotonic()))
         reader.send(_NUMBER.pack(number))
         said, files, _, _ = socket.recv_fds(reader, 1, 1)
     except TimeoutError:
@@ -157,6 +192,18 @@ def lease(address: str, number: int, seconds: float) -> tuple[Callable[[], None]
     return partial(_leave, reader), files[0] if files else None
 
 
+def _connect(reader: socket.socket, address: str, deadline: float) -> None:
+    """Raises TimeoutError after `deadline`. A socket of this kind does not wait where too many do, but is refused."""
+    while True:
+        reader.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            return reader.connect(address)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise TimeoutError from None
+            time.sleep(_PAUSE_SECONDS)
+
+
 def _leave(reader: socket.socket) -> None:
     with suppress(OSError):  # the learner's process has ended
         reader.shutdown(socket.SHUT_RDWR)  # a child that was forked may have it as well
@@ -165,8 +212,7 @@ def _leave(reader: socket.socket) -> None:
 
 def _is_ours(reader: socket.socket) -> bool:
     """Whether the process of a connection is of this user."""
-    credentials = struct.Struct("3i")
-    _, user, _ = credentials.unpack(
-        reader.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    _, user, _ = _CREDENTIALS.unpack(
+        reader.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
     return bool(user == os.getuid())
