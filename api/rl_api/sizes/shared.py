@@ -77,7 +77,12 @@ def shared_device(
     one = SharedDevice(samplers, found, keep, swap, out if found == "swap" else 0, None)
     if device is None:
         return one
-    return replace(one, misfit=_misfit(shape, one, learner, layout, device, published))
+    stored = None
+    if published:
+        stored = shared_device(
+            shape, placement, learner, sampler, layout, device, samplers=samplers, per_pod=per_pod
+        )
+    return replace(one, misfit=_misfit(shape, one, learner, layout, device, published, stored))
 
 
 def _misfit(
@@ -87,12 +92,17 @@ def _misfit(
     layout: SamplerLayout,
     device: Device,
     published: int,
+    stored: SharedDevice | None,
 ) -> str | None:
+    """`stored`: the same without what is published there; None: nothing is."""
     if one.total <= device.memory:
         return None
     found = f"a learner and a sampler that share one {device.word} need {gigabytes(one.total)} of it with residency "
-    change = "set placement.mode: disaggregated, or take larger devices"
-    if one.residency == "keep" and one.swap <= device.memory:
+    # With devices of their own samplers could not map what is published.
+    change = f"{'' if published else 'set placement.mode: disaggregated, or '}take larger devices"
+    if stored is not None and stored.misfit is None:
+        change = f"set weightSync.transport: objectStore, with which they need {gigabytes(stored.total)}"
+    elif one.residency == "keep" and one.swap <= device.memory:
         change = f"set placement.residency: swap, with which they need {gigabytes(one.swap)}"
     elif share := _share(shape, one, learner, layout, device, published):
         change = f"set sampler.gpuMemoryUtilization: {share:g}"

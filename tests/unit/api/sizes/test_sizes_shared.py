@@ -9,7 +9,7 @@ from model_configs import MODELS
 
 from rl_api import RunSpec
 from rl_api.sizes.layout import Group, as_text, nodes_of
-from rl_api.sizes.memory import GB, Device
+from rl_api.sizes.memory import GB, Device, gigabytes
 from rl_api.sizes.run_plan import Place, RunPlan, plan_run
 from rl_api.sizes.shape import model_shape
 
@@ -67,6 +67,26 @@ def test_versions_that_lie_on_the_device_are_counted_twice_and_never_moved() -> 
     share = float(sentence.rpartition("set sampler.gpuMemoryUtilization: ")[2])
     assert planned(80 * GB, sampler={"gpuMemoryUtilization": share}, **keep).misfits == []
     assert planned(80 * GB, sampler={"gpuMemoryUtilization": share + 0.01}, **keep).misfits != []
+
+
+def test_where_published_versions_are_too_much_the_store_is_advised_and_no_devices_of_their_own() -> None:
+    small: dict[str, Any] = {"engine": "torch", "maxSequences": 4}
+    ipc: dict[str, Any] = {"weightSync": {"transport": "ipc"}}
+    for residency in ("keep", "swap", "auto"):
+        parts = {"sampler": small, "placement": {"residency": residency}}
+        store = planned(80 * GB, **parts).shared
+        assert store is not None
+        fits = store.keep if residency == "keep" else store.swap
+        assert planned(fits, **parts).misfits == []
+        (sentence,) = planned(fits, **parts, **ipc).misfits
+        assert sentence.endswith(
+            f"; set weightSync.transport: objectStore, with which they need {gigabytes(fits)}"
+        )
+        together = planned(fits - 1, **parts, **ipc).shared
+        assert together is not None
+        assert together.misfit is not None
+        last = together.misfit.rpartition("; ")[2]
+        assert last == "take larger devices" or last.startswith("set placement.residency: swap, ")
 
 
 def test_what_would_fit_is_said_and_is_true() -> None:
