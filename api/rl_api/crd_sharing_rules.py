@@ -136,6 +136,12 @@ SHARING_CEL_RULES: Final[list[Rule]] = [
         f"found ipc, {words.NOT_BESIDE}",
     ),
     _rule(
+        f"{or_value('weightSync.transport', repr('auto'))} != 'ipc' || !{_SHARES} || {_ALL_SHARE} || "
+        f"{_OWN_ACCELERATORS} != 0 || {_ACCELERATORS} < 1",
+        ".weightSync.transport",
+        f"found ipc, {words.OUT_OF_REACH}",
+    ),
+    _rule(
         "!self.?placement.?partGroups.hasValue() || self.placement.partGroups <= self.algorithm.promptsPerStep",
         ".placement.partGroups",
         "found {self.placement.partGroups}, allowed: a whole number <= algorithm.promptsPerStep = "

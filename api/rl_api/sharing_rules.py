@@ -45,6 +45,11 @@ NOT_BESIDE: Final = (
     "collocated or hybrid"
 )
 
+OUT_OF_REACH: Final = (
+    "allowed with samplers on CPUs (sampler.resources.accelerators 0) beside learners on GPUs: auto, objectStore, delta or "
+    "adapter, as they do not reach a GPU's memory"
+)
+
 
 def _ours(spec: RunSpec) -> bool:
     """Whether rltrain's own trainer shares devices; what verl does is in `rl_api.verl`."""
@@ -144,13 +149,27 @@ def no_broadcast_on_shared(spec: RunSpec) -> Iterator[Problem]:
 
 
 def somebody_beside(spec: RunSpec) -> Iterator[Problem]:
-    """`weightSync.transport` is ipc only where samplers share learners' devices."""
-    if _ours(spec) and not spec.shared_samplers and spec.weight_sync.transport == "ipc":
+    """`weightSync.transport` is ipc only where samplers share learners' devices, none on CPUs beside learners on GPUs."""
+    sampler, learner = spec.sampler, spec.learner
+    if not _ours(spec) or spec.weight_sync.transport != "ipc":
+        return
+    if not spec.shared_samplers:
         yield spec_problem(
             "weightSync.transport",
             f"found ipc, {NOT_BESIDE}",
             "placement.mode",
             "placement.sharedSamplers",
+        )
+        return
+    # Where all share, `nothing_of_their_own` refuses 0.
+    on_cpus = sampler.resources is not None and sampler.resources.accelerators == 0
+    on_gpus = learner.resources is not None and (learner.resources.accelerators or 0) >= 1
+    if on_cpus and on_gpus and spec.shared_samplers < sampler.replicas:
+        yield spec_problem(
+            "weightSync.transport",
+            f"found ipc, {OUT_OF_REACH}",
+            "sampler.resources.accelerators",
+            "learner.resources.accelerators",
         )
 
 

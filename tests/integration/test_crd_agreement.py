@@ -8,6 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -275,6 +276,35 @@ def test_both_refuse_the_same(kube: KubeApi, seed: int) -> None:
             # What the API server filled in says the same as what the models fill in.
             assert as_stored(answer).spec == written.spec
     assert min(taken, refused) > 10
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [{"mode": "hybrid"}, {"mode": "collocated"}, {"sharedSamplers": 1}, {"mode": "disaggregated"}],
+)
+def test_both_refuse_the_same_samplers_on_cpus_beside_learners_on_gpus(
+    kube: KubeApi, placement: dict[str, Any]
+) -> None:
+    for transport, sampler, learner in product(("ipc", "objectStore"), (None, 0, 1), (None, 0, 2)):
+        spec = {
+            "model": {"source": "tiny"},
+            "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+            "checkpoint": {"storage": {"persistentVolumeClaim": "a"}},
+            "sampler": {"replicas": 2, "resources": {"accelerators": sampler}},
+            "learner": {"replicas": 2, "resources": {"accelerators": learner}},
+            "placement": placement,
+            "weightSync": {"transport": transport},
+        }
+        document = {
+            "apiVersion": "rltrain.dev/v1alpha1",
+            "kind": "RLTrainingRun",
+            "metadata": {"name": "random"},
+            "spec": spec,
+        }
+        problems = check_document(deepcopy(document), "cluster")[1]
+        code, answer = create(kube, document)
+        assert (code == 422) == bool(problems), (spec, problems, answer)
+        assert all(problem.sentence in answer["message"] for problem in problems), (problems, answer)
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,30 @@ def test_memory_of_a_device_is_for_those_who_share_it(placement: dict[str, Any],
     assert broken(**parts, placement=placement, trainer=other) == [], "its loop is its own"
 
 
+@pytest.mark.parametrize(
+    ("sampler", "learner", "good"),
+    [(0, 1, False), (0, 2, False), (0, 0, True), (1, 1, True), (None, 1, True), (0, None, True)],
+)
+def test_samplers_on_cpus_reach_no_memory_of_gpus(
+    sampler: int | None, learner: int | None, *, good: bool
+) -> None:
+    parts = {
+        "sampler": {"replicas": 2, "resources": {"accelerators": sampler}},
+        "learner": {"replicas": 2, "resources": {"accelerators": learner}},
+    }
+    ipc = {"weightSync": {"transport": "ipc"}}
+    sentence = (
+        "weightSync.transport: found ipc, allowed with samplers on CPUs (sampler.resources.accelerators 0) beside learners "
+        "on GPUs: auto, objectStore, delta or adapter, as they do not reach a GPU's memory"
+    )
+    for placement in ({"mode": "hybrid"}, {"mode": "auto", "sharedSamplers": 1}):
+        assert told(**parts, **ipc, placement=placement) == ([] if good else [sentence])
+        assert told(**parts, placement=placement) == []
+    of_all = told(**parts, **ipc, placement={"mode": "collocated"})
+    assert len(of_all) == (sampler == 0), "they have what learners' pods have"
+    assert not [one for one in of_all if one.startswith("weightSync")]
+
+
 @pytest.mark.parametrize("mode", ["auto", "collocated", "disaggregated", "hybrid"])
 def test_a_part_is_no_more_than_a_step_and_others_take_what_is_handed_over(mode: str) -> None:
     two = {"sampler": {"replicas": 2}, "learner": {"replicas": 2}}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rl_api import RunSpec
 from rl_api.errors import PlacementError
+from rl_api.sharing_rules import OUT_OF_REACH
 from rl_api.task import WORKERS, role_of
 from rl_trainer.placement.groups import ROLE_SHARE, WHOLE_PLACE, Bundle
 
@@ -79,10 +80,7 @@ def bundles(
     if resources is not None and resources.accelerators == 0:
         guest_gpus = 0.0
     if learner_gpus and not guest_gpus and spec.weight_sync.transport == "ipc":
-        raise PlacementError(
-            "placement: weightSync.transport: found ipc, allowed with samplers on CPUs (sampler.resources.accelerators 0) "
-            "beside learners on GPUs: auto, objectStore, delta or adapter, as they do not reach a GPU's memory"
-        )
+        raise PlacementError(f"placement: weightSync.transport: found ipc, {OUT_OF_REACH}")
 
     def sampler_cpus(gpus: float) -> float:
         said = resources.cpu if resources is not None else None
