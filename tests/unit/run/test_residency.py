@@ -9,6 +9,7 @@ import pytest
 from model_configs import MODELS
 
 from rl_api import RunSpec
+from rl_api.errors import InvalidConfig
 from rl_api.sizes.memory import GB, Device
 from rl_api.sizes.run_plan import Place, plan_run
 from rl_api.sizes.shape import model_shape
@@ -59,3 +60,27 @@ def test_what_the_run_says_counts_and_who_shares_nothing_is_not_asked() -> None:
     for placement in placements:
         spec = run(placement=placement)
         assert with_residency(spec, model_shape(CONFIG), nobody()) == spec
+
+
+@pytest.mark.parametrize("residency", ["auto", "keep", "swap"])
+def test_versions_beside_them_that_do_not_fit_are_refused_as_the_plan_does(residency: str) -> None:
+    placement = {"mode": "collocated", "residency": residency}
+    sizes = [size * GB // 4 for size in range(24, 320)]
+    shape = model_shape(CONFIG)
+
+    def misfit(spec: RunSpec, size: int) -> str | None:
+        plan = plan_run(spec, shape, Place(2, 1, Device(size)), Place(0, 1, Device(size)))
+        assert plan.shared is not None
+        return plan.shared.misfit
+
+    by_store, by_ipc = (
+        run(placement=placement, weightSync={"transport": transport}) for transport in ("objectStore", "ipc")
+    )
+    small = next(size for size in sizes if misfit(by_store, size) is None and misfit(by_ipc, size))
+    with pytest.raises(InvalidConfig) as caught:
+        with_residency(by_ipc, shape, asked(small))
+    assert str(caught.value) == misfit(by_ipc, small)
+    with_residency(by_store, shape, asked(small))
+    large = next(size for size in sizes if misfit(by_ipc, size) is None)
+    with_residency(by_ipc, shape, asked(large))
+    assert with_residency(by_ipc, None, nobody()).weight_sync.transport == "ipc"
