@@ -236,7 +236,7 @@ class BufferSpec(Model):
     """Which of the ready groups are trained on first: fifo (those ready first) or priority (highest `priority` of the
     prompt's item, 0 without one)."""
     on_full: Literal["block", "dropOldest", "reject"] = "block"
-    """When full: block (samplers wait), dropOldest or reject (the new one); both count."""
+    """When full: block (samplers wait), dropOldest or reject (the new one); both count. With maxStaleness 0 always block."""
 
 
 class ReplanSpec(Model):

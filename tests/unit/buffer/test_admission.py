@@ -277,6 +277,23 @@ class World:
         return may_start(state._bound(), version=state.version, slots_free=10**6, **counts)
 
 
+@pytest.mark.parametrize("on_full", ["dropOldest", "reject"])
+@pytest.mark.parametrize("seed", range(4))
+def test_strictly_on_policy_nothing_is_dropped_for_room_and_parts_come_to_an_end(seed, on_full):
+    config = BufferConfig(
+        groups_per_step=5, capacity=5, max_staleness=0, on_full=on_full, samplers=2, steps_per_version=3
+    )
+    world = World(config, random.Random(seed), 0.2, 0.0, 0.0, part=3)
+    idle = 0
+    while world.state.committed_steps < 9:
+        world.dispatch()
+        idle = 0 if world.train() else idle + 1
+        if world.events:
+            world.finish_one()
+        assert idle < 500, "stuck: " + world.state.waiting_for()
+    assert set(world.state.drops) == {"failed"}
+
+
 @pytest.mark.no_cover  # long, and other tests run these lines
 @settings(max_examples=150, deadline=None)
 @given(

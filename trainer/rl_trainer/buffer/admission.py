@@ -53,8 +53,8 @@ outstanding groups are always a choice, and a part waits for running groups only
 hold them. A batch that is given up half taken returns its groups: n(w) grows by at most L, so I(s, L) gives I(s, 0).
 
 Strictly on-policy a part holds the groups that come first by prompt (`first_by_prompt`), so that parts are the same in every
-run: the batch is all groups of its version, later prompts have higher ids, and what is ready is not dropped any more, so
-those that come first now come first in the whole batch.
+run: later prompts have higher ids, and what is ready is not dropped any more, as room was reserved for it, so those that
+come first now come first in the whole batch.
 
 The admission rule is AReaL's (`StalenessManager`): `free = min(max_concurrent - running,
 (eta + version + 1) B - (accepted + running))`. What it lacks is step 3: choosing a batch by arrival alone can
@@ -100,7 +100,7 @@ def may_start(
     `version`: of the weights published last. `ready`, `running`: groups in the buffer and in samplers
     (include those waiting for redispatch in `running`: they hold budget). Dropped groups are in neither, so
     their budget returns. `slots_free`: groups the asking sampler can start. `capacity`: most groups
-    that may be ready or running together (order `onFull: block` reserves room at dispatch); None where room
+    that may be ready or running together (`onFull: block` and `maxStaleness: 0` reserve room at dispatch); None where room
     is not reserved.
     """
     budget = bound.places(version) - (ready + running)

@@ -191,7 +191,8 @@ class BufferState:
             ready=len(self.ready),
             running=len(self.running) + len(self.pending),
             slots_free=slots_free,
-            capacity=self.config.capacity if self.config.on_full == "block" else None,
+            # Strictly on-policy what is dropped would be another one in each run, and parts wait for those that come first.
+            capacity=self.config.capacity if self.strict or self.config.on_full == "block" else None,
         )
         if allowed:
             # The cursor is above every id given out, so the list stays sorted.
