@@ -112,8 +112,11 @@ class LearnerSide:
                 lambda: source_of(tensors), lambda: source_of(base), decoder.adapted(), torch.bfloat16
             )
 
-        laid = partial(source_of, as_laid=True)
-        return Offer(lambda: source_of(decoder.hf_tensors()), adapter, lambda: laid(decoder.hf_tensors()))
+        return Offer(
+            lambda: source_of(decoder.hf_tensors()),
+            adapter,
+            lambda: source_of(decoder.hf_tensors(), as_laid=True),
+        )
 
     @torch.no_grad()
     def digest(self) -> int:

@@ -24,6 +24,7 @@ from rl_trainer.algorithms.value_targets import ValueTargets
 from rl_trainer.checkpoint.shards import shards_of
 from rl_trainer.checkpoint.state import ADAPTER, CRITIC, OPTIMIZER, WEIGHTS, SavedFiles
 from rl_trainer.checkpoint.tensor_file import ShardWriter
+from rl_trainer.learner.layout import DividedLayout
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import UpdateResult
 from rl_trainer.learner.saving import Save, contents
@@ -219,38 +220,39 @@ def resume(learner: Learner, initial: Path, folder: Path) -> None:
         learner.load_critic(files.get(CRITIC))
 
 
+def divided(spec: Any, *, ranks: int, **options: Any) -> DividedLayout:
+    """`layout_of` that divides whatever it is given."""
+    return DividedLayout(ranks, ranks, checkpointing=spec.activation_checkpointing, **options)
+
+
 def check_mapped(learner: Learner) -> None:
     """What samplers map in the first rank's memory is, bit by bit, what all ranks publish through a store."""
-    store, whole_store = KeptBlocks(), KeptBlocks()
-    offered = offer(learner, torch.float32)
-    published = IpcPublisher(store, learner.rank).publish(offered, 1)
-    stored = StorePublisher(whole_store, learner.rank).publish(offered, 1)
-    if published is None or stored is None:
-        assert learner.rank
-        return
-    assert published.way == "ipc"
-    expected = StoreReceiver(whole_store, "here").receive(stored, 1.0)
-    found = IpcReceiver(store, "here").receive(published, DEADLINE)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+    for name, found, expected in _also_stored(learner, "ipc", IpcPublisher, IpcReceiver, DEADLINE):
+        assert torch.equal(found, expected), name
 
 
 def check_adapters(learner: Learner) -> None:
     """What samplers merge of the adapters that all ranks publish is what they publish merged."""
+    for name, found, expected in _also_stored(learner, "adapter", AdapterPublisher, AdapterReceiver, 1.0):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7, msg=name)
+
+
+def _also_stored(
+    learner: Learner, way: str, publisher: Callable[..., Any], receiver: Callable[..., Any], seconds: float
+) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Of each tensor what comes this way, and what comes through a store; on ranks other than the first nothing."""
     store, whole_store = KeptBlocks(), KeptBlocks()
     offered = offer(learner, torch.float32)
-    published = AdapterPublisher(store, learner.rank).publish(offered, 1)
-    merged = StorePublisher(whole_store, learner.rank).publish(offered, 1)
-    if published is None or merged is None:
+    published = publisher(store, learner.rank).publish(offered, 1)
+    stored = StorePublisher(whole_store, learner.rank).publish(offered, 1)
+    if published is None or stored is None:
         assert learner.rank
-        return
-    assert published.way == "adapter"
-    expected = StoreReceiver(whole_store, "here").receive(merged, 1.0)
-    found = AdapterReceiver(store, "here").receive(published, 1.0)
+        return []
+    assert published.way == way
+    expected = StoreReceiver(whole_store, "here").receive(stored, 1.0)
+    found = receiver(store, "here").receive(published, seconds)
     assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7, msg=name)
+    return [(name, found[name], value) for name, value in expected.items()]
 
 
 def weights(learner: Learner) -> dict[str, np.ndarray]:

@@ -68,8 +68,9 @@ def shared_device(
         per_pod: accelerators of a learner's pod, 0: it has none.
         published: bytes of versions of the weights that lie there for samplers to copy.
     """
-    keep = learner.total + sampler.total + published
-    swap = max(learner.total + sampler.overhead, sampler.total + learner.overhead) + published
+    resident = replace(learner, overhead=learner.overhead + published)
+    keep = resident.total + sampler.total
+    swap = max(resident.total + sampler.overhead, sampler.total + resident.overhead)
     memory = None if device is None else device.memory
     found = residency(placement.residency, keep, memory, accelerated=per_pod > 0)
     # Keys and values of vLLM are not moved but dropped.
@@ -82,7 +83,7 @@ def shared_device(
         stored = shared_device(
             shape, placement, learner, sampler, layout, device, samplers=samplers, per_pod=per_pod
         )
-    return replace(one, misfit=_misfit(shape, one, learner, layout, device, published, stored))
+    return replace(one, misfit=_misfit(shape, one, resident, layout, device, stored))
 
 
 def _misfit(
@@ -91,38 +92,33 @@ def _misfit(
     learner: Parts,
     layout: SamplerLayout,
     device: Device,
-    published: int,
     stored: SharedDevice | None,
 ) -> str | None:
     """`stored`: the same without what is published there; None: nothing is."""
     if one.total <= device.memory:
         return None
     found = f"a learner and a sampler that share one {device.word} need {gigabytes(one.total)} of it with residency "
-    # With devices of their own samplers could not map what is published.
-    change = f"{'' if published else 'set placement.mode: disaggregated, or '}take larger devices"
+    change = "take larger devices"
+    if stored is None:  # else samplers with devices of their own could not map what is published
+        change = f"set placement.mode: disaggregated, or {change}"
     if stored is not None and stored.misfit is None:
         change = f"set weightSync.transport: objectStore, with which they need {gigabytes(stored.total)}"
     elif one.residency == "keep" and one.swap <= device.memory:
         change = f"set placement.residency: swap, with which they need {gigabytes(one.swap)}"
-    elif share := _share(shape, one, learner, layout, device, published):
+    elif share := _share(shape, one, learner, layout, device):
         change = f"set sampler.gpuMemoryUtilization: {share:g}"
     return f"{found}{one.residency}; {change}"
 
 
 def _share(
-    shape: ModelShape,
-    one: SharedDevice,
-    learner: Parts,
-    layout: SamplerLayout,
-    device: Device,
-    published: int,
+    shape: ModelShape, one: SharedDevice, learner: Parts, layout: SamplerLayout, device: Device
 ) -> float | None:
     """The largest share of the device with which vLLM leaves room for the learner, in hundredths; None: there is none."""
     if layout.engine != "vllm" or not device.accelerator:
         return None
-    beside = published + (learner.total if one.residency == "keep" else learner.overhead)
+    beside = learner.total if one.residency == "keep" else learner.overhead
     share = math.floor((device.memory - beside) / device.memory * 100) / 100
-    if share <= 0 or published + learner.total + device.overhead > device.memory:
+    if share <= 0 or learner.total + device.overhead > device.memory:
         return None
     fits = sampler_misfit(shape, replace(layout, utilization=share), device) is None
     return share if fits and share < layout.utilization else None

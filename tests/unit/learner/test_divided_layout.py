@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,38 +9,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from divided_learners import Case, run
-from library_models import made_once
-from small_families import save_small
+from divided_learners import Case, divided, run
 
 from rl_api.errors import ModelError
 from rl_trainer.learner import rank
 from rl_trainer.learner.batch import idle_batch
 from rl_trainer.learner.host_memory import FreeingReduceScatter, give_back_freed_memory
-from rl_trainer.learner.layout import DividedLayout, WholeLayout, layout_of
+from rl_trainer.learner.layout import WholeLayout, layout_of
 from rl_trainer.learner.rank import Learner
 from rl_trainer.learner.saving import Save, contents
 from rl_trainer.model.library_model import LibraryModel
 
 LORA = {"lora": {"rank": 3, "targetModules": ["q_proj", "o_proj"]}}
 PPO = {"name": "ppo", "miniBatches": 2, "kl": {"coefficient": 0.05, "placement": "reward"}}
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return made_once(tmp_path_factory, save_small)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def divided(spec: Any, *, ranks: int, **options: Any) -> DividedLayout:
-    return DividedLayout(ranks, ranks, checkpointing=spec.activation_checkpointing, **options)
 
 
 @pytest.mark.parametrize(

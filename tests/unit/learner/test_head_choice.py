@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from divided_learners import Case, run
-from library_models import made_once
-from small_families import save_small
+from divided_learners import Case, divided, run
 
 from rl_trainer.algorithms.head_ways import TORCH, NoSuchWay, compiled, head_way
 from rl_trainer.algorithms.token_log_probs import OURS, HeadWay
@@ -32,7 +30,6 @@ from rl_trainer.learner.head_choice import (
     objection,
     trials,
 )
-from rl_trainer.learner.layout import DividedLayout
 from rl_trainer.learner.policy import Policy
 from rl_trainer.learner.rank import Learner
 
@@ -220,19 +217,6 @@ def test_ranks_take_the_same_and_wait_for_the_slowest(monkeypatch: pytest.Monkey
 # -- of a learner --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return made_once(tmp_path_factory, save_small)
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def test_on_cpus_it_is_ours_and_nothing_is_timed(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_choice, "choose", broken)
     learner = Learner(family("llama"), Case(family("llama"), {}, KL).spec)
@@ -292,10 +276,6 @@ def test_a_choice_is_told_once_by_the_first_rank(capsys: pytest.CaptureFixture[s
         ]
         assert all(span.end - span.start == pytest.approx(2.0) for span in spans)
         assert capsys.readouterr().err == "".join(f"learner 0: {line}\n" for line in told)
-
-
-def divided(spec: Any, *, ranks: int, **options: Any) -> DividedLayout:
-    return DividedLayout(ranks, ranks, checkpointing=spec.activation_checkpointing, **options)
 
 
 def counted(way: HeadWay, calls: list[str]) -> HeadWay:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from divided_learners import Case, run, samples
-from library_models import made_once
-from small_families import save_small
 
 from rl_api.errors import RLTrainError
 from rl_trainer.algorithms.denominators import LossDenominators
@@ -22,11 +20,6 @@ from rl_trainer.learner.sources import offer
 PPO = {"name": "ppo", "miniBatches": 2, "kl": {"coefficient": 0.05, "placement": "reward"}}
 KL = {"kl": {"coefficient": 0.05}}
 LORA = {"lora": {"rank": 3, "targetModules": ["q_proj", "o_proj"]}}
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return made_once(tmp_path_factory, save_small)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from divided_learners import Case, run, samples
-from library_models import made_once
-from small_families import save_small
 
 from rl_trainer.learner.batch import collate
 from rl_trainer.learner.critic import ValueModel
@@ -24,11 +20,6 @@ from rl_trainer.model.library_model import LibraryModel
 
 CPU = torch.device("cpu")
 BUDGET = 300  # tokens of a micro-batch
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return made_once(tmp_path_factory, save_small)
 
 
 @pytest.mark.parametrize("one_row", [False, True])

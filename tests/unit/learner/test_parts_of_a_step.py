@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from divided_learners import Case, run
-from library_models import made_once
-from small_families import save_small
 
 from rl_api import RunSpec
 from rl_api.parts import part_groups
@@ -44,11 +42,6 @@ def spec(algorithm: dict[str, Any], **learner: Any) -> RunSpec:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     return resolve_model("tiny", tmp_path_factory.mktemp("models"), spec({}).model.tiny, 0, None)
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return made_once(tmp_path_factory, save_small)
 
 
 def batch() -> list[Group]:

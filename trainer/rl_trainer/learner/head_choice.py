@@ -1,7 +1,8 @@
 """Which way a learner computes log-probs through the output head: on a GPU the fastest of those that find what ours finds.
 
-Every candidate runs once to be compared and once to be timed, forward and backward, on random numbers, with a head of the
-model's size and the tokens of a micro-batch. One way serves every pass, as their log-probs are compared with each other.
+Every candidate runs forward and backward on random numbers, with a head of the model's size and the tokens of a micro-batch:
+to be compared, in the other sizes that a run asks for, and to be timed. One way serves every pass, as their log-probs are
+compared with each other.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Tried:
     """What a way did in its trial.
 
     Attributes:
-        seconds: of both passes.
-        memory: highest bytes of both passes, beyond what there was before.
+        seconds: of a forward and a backward pass, the fastest of several.
+        memory: highest bytes of these passes, beyond what there was before.
         values: largest difference of a log-prob or entropy from ours, nats.
         gradients: largest difference of a gradient, in parts of the largest of ours.
     """

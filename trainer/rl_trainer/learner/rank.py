@@ -261,9 +261,8 @@ class Learner:
     def _learn(self) -> None:
         """What the model lets learn gets gradients and a new optimizer."""
         algorithm = self.spec.algorithm
-        if hasattr(
-            self, "training"
-        ):  # the warm start's: its gradients and moments would lie beside what comes now
+        if hasattr(self, "training"):
+            # The warm start's: its gradients and moments would lie beside what comes now.
             del self.training
             self.model.zero_grad(set_to_none=True)
         self.head.choose(self.policy, self.reference)

@@ -108,15 +108,12 @@ def _parts(config: DecoderConfig) -> Iterator[Part]:
         theirs, ours = f"model.layers.{index}.", f"layers.{index}."
         yield Part(theirs + "input_layernorm.weight", (hidden,), ours + "attention_norm")
         for matrix, inside in projections(config).items():
-            firsts = [sum(one.rows for one in inside[:number]) for number in range(len(inside))]
-            for one, first in zip(inside, firsts, strict=True):
-                shape = one.rows, one.columns
-                yield Part(f"{theirs}{one.name}.weight", shape, f"{ours}{matrix}_weight", first, one.turned)
-            if biased.get(matrix, config.mlp_bias):
-                for one, first in zip(inside, firsts, strict=True):
-                    yield Part(
-                        f"{theirs}{one.name}.bias", (one.rows,), f"{ours}{matrix}_bias", first, one.turned
-                    )
+            for kind in ("weight", "bias") if biased.get(matrix, config.mlp_bias) else ("weight",):
+                first, fused = 0, f"{ours}{matrix}_{kind}"
+                for one in inside:
+                    shape = (one.rows, one.columns) if kind == "weight" else (one.rows,)
+                    yield Part(f"{theirs}{one.name}.{kind}", shape, fused, first, one.turned)
+                    first += one.rows
             if matrix == "qkv" and config.qk_norm:
                 yield Part(theirs + "self_attn.q_norm.weight", (dim,), ours + "q_norm", turned=True)
                 yield Part(theirs + "self_attn.k_norm.weight", (dim,), ours + "k_norm", turned=True)

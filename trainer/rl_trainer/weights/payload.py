@@ -282,22 +282,32 @@ def _pack(
     index: Index, taken: Taken, room: Callable[[int], Tensor], version: int, number: int, blocks: int
 ) -> WeightsBlock:
     block = room(end_of(index))
+    fill_block(block, index, taken)
+    array = block.numpy()
+    return WeightsBlock(version, number, blocks, array, index, checksum_of(array))
+
+
+def fill_block(block: Tensor, index: Index, taken: Taken) -> None:
+    """Copies the tensors of an index into its block, uint8 [bytes] on any device, with zeros between them."""
     for name, place in index.items():
         last = place.offset + place.size
         taken.copy_into(block[place.offset : last], name, getattr(torch, place.dtype))
         block[last : place.offset + padded(place.size)] = 0
-    array = block.numpy()
-    return WeightsBlock(version, number, blocks, array, index, checksum_of(array))
+
+
+def damaged(version: int, number: int, blocks: int, found: str, sent: str) -> ModelError:
+    """What is raised for block `number` of `blocks` whose checksum is not the one that was sent."""
+    return ModelError(
+        f"weights of version {version}, block {number + 1} of {blocks}: checksum {found} found, {sent} sent; the transfer "
+        "damaged them, start the run again with --resume"
+    )
 
 
 def check_block(one: WeightsBlock) -> None:
     """Raises ModelError where its bytes are not those that were sent."""
     found = checksum_of(one.block)
     if found != one.checksum:
-        raise ModelError(
-            f"weights of version {one.version}, block {one.number + 1} of {one.blocks}: checksum {found:#018x} found, "
-            f"{one.checksum:#018x} sent; the transfer damaged them, start the run again with --resume"
-        )
+        raise damaged(one.version, one.number, one.blocks, f"{found:#018x}", f"{one.checksum:#018x}")
 
 
 def _check_all(blocks: Sequence[WeightsBlock]) -> None:

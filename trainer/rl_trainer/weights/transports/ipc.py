@@ -31,8 +31,9 @@ from rl_trainer.weights.payload import (
     Tensors,
     WeightsBlock,
     checksum_of,
+    damaged,
     end_of,
-    padded,
+    fill_block,
     parts_of,
 )
 from rl_trainer.weights.source import TensorSource
@@ -154,7 +155,7 @@ class IpcPublisher:
         assert memory.tensor is not None
         taken = Taken(source.items())
         for index, block in zip(blocks, _cut(memory.tensor, blocks), strict=True):
-            _fill(index, block, taken)
+            fill_block(block, index, taken)
         taken.finish()
         # Whoever reads does not wait for what a GPU has still to do here: the sums do, as the host takes them.
         sums = tuple(checksums(list(_cut(memory.tensor, blocks))))
@@ -232,12 +233,9 @@ class IpcReceiver:
 def _checked(shared: SharedVersion, memory: Tensor) -> Tensors:
     """The tensors where they lie. Raises ModelError: not the bytes that were published; RuntimeError of the device."""
     blocks = list(_cut(memory, shared.blocks))
-    for number, found in enumerate(checksums(blocks)):
-        if found != shared.checksums[number]:
-            raise ModelError(
-                f"weights of version {shared.version}, block {number + 1} of {len(blocks)}: checksum {found} found, "
-                f"{shared.checksums[number]} sent; the transfer damaged them, start the run again with --resume"
-            )
+    for number, (found, sent) in enumerate(zip(checksums(blocks), shared.checksums, strict=True)):
+        if found != sent:
+            raise damaged(shared.version, number, len(blocks), str(found), str(sent))
     return Tensors([(_as_one(shared.blocks), memory)])
 
 
@@ -286,10 +284,3 @@ def _cut(memory: Tensor, blocks: Sequence[Index]) -> Iterator[Tensor]:
         last = first + end_of(index)
         yield memory[first:last]
         first = last
-
-
-def _fill(index: Index, block: Tensor, taken: Taken) -> None:
-    for name, place in index.items():
-        last = place.offset + place.size
-        taken.copy_into(block[place.offset : last], name, getattr(torch, place.dtype))
-        block[last : place.offset + padded(place.size)] = 0
