@@ -153,7 +153,7 @@ def of(spans: list[Span], actor: str, *names: str) -> list[tuple[float, float]]:
 
 
 def test_a_sampler_that_dies_with_a_device_leaves_it_to_who_waits(tmp_path: Path):
-    """Two learner processes wait for both devices; one of the samplers holds its own, and is killed."""
+    """Two learner processes need both devices; one of the samplers holds its own, and is killed."""
     files = RunFiles(
         tmp_path,
         placement={"mode": "collocated", "handOver": "drain"},
@@ -177,5 +177,8 @@ def test_a_sampler_that_dies_with_a_device_leaves_it_to_who_waits(tmp_path: Path
     assert "died and was replaced; its" in outcome.out
     files.assert_nothing_lost_or_twice()
     assert 2 in [prompt for step in files.steps for prompt in step.prompts][: 3 * PROMPTS]
+    # A sampler that came first with other prompts may have filled a batch before: learners had a turn then.
     learning = of(read_timeline(files.out / "timeline.json"), "learner 0", "train")
-    assert killed[0] < learning[0][0] < killed[0] + 60.0, "learners could not begin"
+    after = [start for start, end in learning if end > killed[0]]
+    assert after, "learners could not begin"
+    assert killed[0] < after[0] < killed[0] + 60.0, "learners could not begin"
