@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cluster_client import wait_for
 from conftest import TRAINER_IMAGE, Train
-from training_run import ENDLESS, TrainingRun
+from training_run import ENDLESS
 
 # From apply to the first step: pods start, Ray starts, torch and the model are loaded, all on a few cores.
 START_SECONDS = 300
@@ -66,30 +66,3 @@ def test_two_runs_in_two_namespaces_one_with_two_learners_and_two_samplers(
         run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
         assert run.step == 20
         assert len(run.status["attempts"]) == 1
-
-
-def test_samplers_that_take_turns_with_learners_have_no_pods_of_their_own(train: Train) -> None:
-    run = train("turns", {"placement": {"mode": "collocated"}, "checkpoint": {"everySteps": 1000}})
-    ends_shared(run, mode="collocated", pods=["head", "learner"], samplers=1)
-
-
-def test_a_sampler_beside_a_learner_hands_over_to_one_in_a_pod_of_its_own(train: Train) -> None:
-    """Weights are copied out of the learner's memory within its pod, and come from the object store in the other."""
-    shares = {"placement": {"mode": "hybrid", "sharedSamplers": 1}, "weightSync": {"transport": "ipc"}}
-    run = train("hands-over", {**shares, "sampler": {"replicas": 2}, "checkpoint": {"everySteps": 1000}})
-    ends_shared(run, mode="hybrid", pods=["head", "learner", "sampler"], samplers=2)
-
-
-def ends_shared(run: TrainingRun, *, mode: str, pods: list[str], samplers: int) -> None:
-    """A run with one learner, beside which one of the samplers is, trains in these pods to its end."""
-    run.wait_for_step(1, START_SECONDS)
-    roles = [pod["metadata"]["labels"]["rltrain.dev/role"] for pod in run.pods()]
-    assert sorted(role for role in roles if role in ("head", "learner", "sampler")) == pods
-    status = run.status
-    assert (status["placement"]["mode"], status["placement"]["shared"]) == (mode, 1)
-    run.wait_for_roles({"learner": 1, "sampler": samplers})
-    run.wait_for_condition("Succeeded", START_SECONDS + TRAIN_SECONDS)
-    status = run.status
-    assert run.step == 20
-    assert status["placement"]["measuredStepSeconds"] > 0
-    assert len(status["attempts"]) == 1
