@@ -1,7 +1,7 @@
 """A forecast in a process of its own, which takes the driver's loop nothing: `python -m rl_trainer.run.forecasting`.
 
-It gets a run and a profile as JSON, and says `{"now": seconds, "best": a placement}` or null. It yields to everybody else,
-and is killed with what began it.
+It gets a run and a profile as JSON, and says `{"forecast": {"now": seconds, "best": a placement} or null, "processorSeconds":
+what it took}`. It yields to everybody else, and is killed with what began it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Forecasting:
         asked = {"profile": profile.to_document(), "run": document, "asMany": as_many}
         self._asked.write(json.dumps(asked).encode())
         self._asked.seek(0)
-        self._began = time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rl_trainer.run.forecasting"],
             stdin=self._asked,
@@ -54,21 +53,21 @@ class Forecasting:
         return self._process.poll() is not None
 
     def result(self, timeout: float | None = None) -> tuple[Forecast | None, float]:
-        """What it says, and seconds that it took.
+        """What it says, and seconds of a processor that it took: waiting for one, it takes nobody anything.
 
         Raises:
             RLTrainError: it failed.
             subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
         """
         status = self._process.wait(timeout)
-        took = time.monotonic() - self._began
         if status:
             last = _text(self._errors).strip().splitlines()[-1:]
             raise RLTrainError(last[0] if last else f"its process ended with status {status}")
         said = json.loads(_text(self._said))
-        if said is None:
-            return None, took
-        return Forecast(said["now"], Alternative.model_validate(said["best"])), took
+        found = said["forecast"]
+        if found is not None:
+            found = Forecast(found["now"], Alternative.model_validate(found["best"]))
+        return found, said["processorSeconds"]
 
     def kill(self) -> None:
         """Ends it, whether it is done or not."""
@@ -99,7 +98,7 @@ def _answer(asked: Mapping[str, Any]) -> None:
     if found is not None:
         fields = set(Alternative.model_fields)
         said = {"now": found.now, "best": found.best.model_dump(mode="json", by_alias=True, include=fields)}
-    json.dump(said, sys.stdout)
+    json.dump({"forecast": said, "processorSeconds": time.process_time()}, sys.stdout)
 
 
 if __name__ == "__main__":

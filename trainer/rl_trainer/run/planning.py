@@ -47,7 +47,7 @@ NEAR: Final = 0.25
 """How far what a forecast says of the run as it is may be from what a step takes, as a share of that, to be believed."""
 
 SHARE: Final = 0.01
-"""Of the time of a run that forecasts may take."""
+"""Of the time of a run that forecasts may take of a processor."""
 
 
 class PlacementChanged(RLTrainError):
