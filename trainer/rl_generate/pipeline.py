@@ -31,6 +31,7 @@ from rl_generate.source import Content, Part, Source, rows_of
 from rl_trainer.error_text import first_line
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.placement.own_device import own_device
 from rl_trainer.rollout.engines.base import GenerationRequest, SamplingParams
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.storage.files import Closes
@@ -140,7 +141,7 @@ class _Engine:
 
     def _load(self) -> None:
         setup = self._setup
-        device = "cuda" if setup.gpu and ray.get_gpu_ids() else "cpu"
+        device = own_device() if setup.gpu else "cpu"
         torch.set_num_threads(setup.threads)
         with setup.model.opened() as folder:
             self._tokenizer = load_tokenizer(folder)

@@ -33,6 +33,7 @@ from rl_serve.requests import parse_chat, parse_completion
 from rl_serve.status import Fetched, ReplicaReport
 from rl_serve.window import Answered, Window
 from rl_trainer.error_text import first_line
+from rl_trainer.placement.own_device import own_device
 from rl_trainer.rollout.engines.vllm_needs import Transfer, check_installed
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class PolicyReplica:
         self._reporter: asyncio.Task[None] | None = None
         self._busy = asyncio.Event()
         self._told: dict[str, int] = {}
-        device = "cuda" if setup.gpu and ray.get_gpu_ids() else "cpu"
+        device = own_device() if setup.gpu else "cpu"
         self._prefill = prefill
         role, vllm = self._transfers(), setup.serving.vllm
         if setup.serving.engine == "vllm":

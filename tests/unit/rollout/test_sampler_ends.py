@@ -398,7 +398,7 @@ def test_a_sampler_that_shares_its_device_loads_under_a_lease(
 
     for name in ("VllmOptions", "EndpointOptions"):
         monkeypatch.setattr(opening, name, MagicMock())
-    monkeypatch.setattr(opening.ray, "get_gpu_ids", list)
+    monkeypatch.setattr("ray.get_gpu_ids", list)
     monkeypatch.setattr(opening, "device_for_loading", lease)
     monkeypatch.setattr(opening, "create_engine", load)
     spec: Any = MagicMock(shared_samplers=1)

@@ -40,6 +40,7 @@ from rl_trainer.learner.sources import offer
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span
+from rl_trainer.placement.own_device import own_device
 from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.trajectory import Trajectory, unpack
@@ -96,7 +97,7 @@ class LearnerActor(Worker):
 
     def start(self, folder: SharedFolder, address: tuple[str, int] | None) -> None:
         """Loads the model and joins the other ranks."""
-        device = self.device = "cuda" if ray.get_gpu_ids() else "cpu"
+        device = self.device = own_device()
         with self.spans.span("load model"):
             if address is not None:
                 backend = "nccl" if device == "cuda" else "gloo"

@@ -34,6 +34,7 @@ from rl_trainer.flow.worker import Worker
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.placement.own_device import own_device
 from rl_trainer.rollout.arrival import Arrival
 from rl_trainer.rollout.delivery import Delivery
 from rl_trainer.rollout.engines.base import SamplingParams
@@ -43,7 +44,7 @@ from rl_trainer.rollout.handed import handed, load_begun
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import PromptTooLong, Rollouts, stop_tokens
 from rl_trainer.rollout.measuring import SamplerMeter, Stretch
-from rl_trainer.rollout.opening import open_engine, own_device
+from rl_trainer.rollout.opening import open_engine
 from rl_trainer.rollout.supply import POLL_SECONDS, Supply, is_older
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt, Score, load_task

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 
 from rl_api import RunSpec
 from rl_trainer.flow.turns import device_for_loading
 from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.placement.own_device import own_device
 from rl_trainer.rollout.engines.base import Engine
 from rl_trainer.rollout.engines.create import create_engine
 from rl_trainer.rollout.engines.endpoint_requests import EndpointOptions
@@ -64,8 +64,3 @@ def open_engine(
         if swaps:
             engine.offload()
     return engine
-
-
-def own_device() -> str:
-    """What this process computes on, as Ray has it."""
-    return "cuda" if ray.get_gpu_ids() else "cpu"

@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rl_api.errors import ModelError, RLTrainError
 from rl_trainer.flow.calls import answer
 from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.placement.own_device import own_device
 from rl_trainer.rollout.engines.base import Engine
 from rl_trainer.rollout.engines.vllm import free_port, open_workers
 from rl_trainer.rollout.engines.vllm_needs import Pods, VllmOptions
@@ -44,7 +45,7 @@ class EnginePodActor:
         """
         assert options.pods is not None, "else there is no other pod"
         pods = replace(options.pods, host=ray.util.get_node_ip_address())
-        device = "cuda" if ray.get_gpu_ids() else "cpu"
+        device = own_device()
         with model.opened() as folder:
             workers = open_workers(folder, slots, dtype, device, replace(options, pods=pods))
         workers.start_worker_monitor(inline=True)

@@ -6,12 +6,12 @@ import faulthandler
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import ray
 import torch
 
 from rl_api.errors import RLTrainError
 from rl_api.task import RewardModelSpec
 from rl_trainer.model.shared_folder import SharedFolder
+from rl_trainer.placement.own_device import own_device
 from rl_trainer.rollout.reward_model import RewardModel
 from rl_trainer.tasks.scoring import Completion
 
@@ -21,7 +21,7 @@ class RewardModelActor:
 
     def __init__(self, spec: RewardModelSpec, folder: SharedFolder) -> None:
         torch.set_num_threads(max(1, int(spec.cpu)))
-        device = "cuda" if ray.get_gpu_ids() else "cpu"
+        device = own_device()
         try:
             with folder.opened() as path:
                 self._model: RewardModel | RLTrainError = RewardModel(path, spec, device)

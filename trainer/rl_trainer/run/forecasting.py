@@ -1,7 +1,7 @@
 """A forecast in a process of its own, which takes the driver's loop nothing: `python -m rl_trainer.run.forecasting`.
 
-It gets a run and a profile as JSON, and says `{"forecast": {"now": seconds, "best": a placement} or null, "processorSeconds":
-what it took}`. It yields to everybody else, and is killed with what began it.
+It gets a run and a profile as JSON, and says `{"forecast": {"now": seconds, "best": a placement} or null,
+"processorSeconds": what it took}`. It yields to everybody else, and is killed with what began it.
 """
 
 from __future__ import annotations
