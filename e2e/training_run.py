@@ -31,6 +31,8 @@ SMALL: dict[str, Any] = {
     "sampler": {"replicas": 1, "maxSequences": 128, "resources": {"cpu": RESERVED}},
     "learner": {"replicas": 1, "resources": {"cpu": RESERVED}},
     "buffer": {"capacity": 128, "maxStaleness": 1},
+    # Where all samplers are lost at once, learners wait for one as long as a busy machine takes to start its pod.
+    "placement": {"timeout": "5m"},
     "checkpoint": {"everySteps": 5, "keep": 2, "storage": {"persistentVolumeClaim": CLAIM}},
     "stop": {"maxSteps": 20, "targetReward": None, "maxDuration": None},
 }
