@@ -82,7 +82,8 @@ class StatusServer(Closes):
         self._closing = False
         self._last_read = -math.inf
         self.reading = 0  # counts what was shown
-        self._read = threading.Event()
+        self._read = threading.Event()  # the last of them was; both change together
+        self._showing = threading.Lock()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self._state)
         self._http = _bind(host, port, self)
@@ -148,8 +149,9 @@ class StatusServer(Closes):
         return document | {"checkpoint": checkpoint.to_document() if checkpoint else None}
 
     def _changed(self) -> None:
-        self.reading += 1
-        self._read.clear()
+        with self._showing:
+            self.reading += 1
+            self._read.clear()
 
     def is_read(self) -> int:
         """Somebody asks for the status. Returns which one it is, for `was_read`."""
@@ -160,8 +162,9 @@ class StatusServer(Closes):
 
     def was_read(self, reading: int) -> None:
         """Somebody has got the status; `reading`: which one."""
-        if reading == self.reading:
-            self._read.set()
+        with self._showing:
+            if reading == self.reading:
+                self._read.set()
 
     def metrics(self) -> bytes:
         """Return what `/metrics` answers."""
