@@ -104,19 +104,31 @@ def test_a_line_that_says_nothing(text: str, why: str) -> None:
 def test_whole_lines_only_and_each_once(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     tail = Tail(path)
-    assert tail.read() == []
+    assert list(tail.read()) == []
     path.write_text("one\ntw")
-    assert tail.read() == ["one"]
+    assert list(tail.read()) == ["one"]
     with path.open("a") as file:
         file.write("o\n\nthree\n")
-    assert tail.read() == ["two", "three"]
-    assert tail.read() == []
+    assert list(tail.read()) == ["two", "three"]
+    assert list(tail.read()) == []
+
+
+def test_a_line_counts_once_it_is_taken(tmp_path: Path) -> None:
+    """Who writes down how far it is in the middle of what was read, and is killed, goes on with the next line."""
+    path = tmp_path / "lines"
+    path.write_text("one\n\ntwo\nthree\nfo")
+    tail = Tail(path)
+    lines = tail.read()
+    assert (next(lines), tail.position) == ("one", 4)
+    assert (next(lines), tail.position) == ("two", 9)
+    assert list(Tail(path, tail.position).read()) == ["three"]
+    assert (list(lines), tail.position) == (["three"], 15)
 
 
 def test_a_file_that_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     tail = Tail(path)
     path.write_text("a long first line\n")
-    tail.read()
+    list(tail.read())
     path.write_text("new\n")
-    assert tail.read() == ["new"]
+    assert list(tail.read()) == ["new"]

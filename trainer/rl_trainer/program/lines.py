@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -111,14 +112,16 @@ class Tail:
     def __init__(self, path: Path, position: int = 0) -> None:
         """`path` need not be there yet; lines before `position`, in bytes, are passed over."""
         self._path, self._position, self._rest = path, position, b""
+        self._ahead = 0  # bytes of whole lines that are read, and not yet taken
 
     @property
     def position(self) -> int:
-        """Bytes of the file up to the end of the last line that was read."""
-        return self._position - len(self._rest)
+        """Bytes of the file up to the end of the last line that was taken."""
+        return self._position - len(self._rest) - self._ahead
 
-    def read(self) -> list[str]:
-        """The lines since the last call. Of a file that has become shorter, those from its beginning on."""
+    def read(self) -> Iterator[str]:
+        """The lines since the last call, one by one: all are to be taken. Of a file that has become shorter, those from its
+        beginning on."""
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, 2)
@@ -127,9 +130,13 @@ class Tail:
                 file.seek(self._position)
                 content = file.read()
         except OSError:
-            return []
+            return
         self._position += len(content)
         *lines, self._rest = (self._rest + content).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             self._rest = b""
-        return [line.decode(errors="replace") for line in lines if line.strip()]
+        self._ahead = sum(len(line) + 1 for line in lines)
+        for line in lines:
+            self._ahead -= len(line) + 1
+            if line.strip():
+                yield line.decode(errors="replace")
