@@ -94,7 +94,7 @@ class Honest(threading.Thread):
     def __init__(self, kube: KubeApi, namespace: str) -> None:
         super().__init__(daemon=True)
         self._connection, self._namespace = Connection(kube), namespace
-        self._over = threading.Event()
+        self._over, self._tried = threading.Event(), threading.Condition()
         self.latest = MANY
         self.seconds: list[float] = []
         self.problem = ""
@@ -108,6 +108,14 @@ class Honest(threading.Thread):
                 self.one(f"honest-{number}")
         except Exception as error:
             self.problem = f"{type(error).__name__}: {error}"
+        finally:
+            with self._tried:
+                self._tried.notify_all()
+
+    def until_tried(self, runs: int) -> None:
+        """Wait until so many runs were tried, or one has failed."""
+        with self._tried:
+            self._tried.wait_for(lambda: len(self.seconds) >= runs or self.problem, MANY)
 
     def stop(self) -> None:
         """End, and wait for it."""
@@ -126,7 +134,9 @@ class Honest(threading.Thread):
             if time.monotonic() - begun > self.latest:
                 break
             time.sleep(0.02)
-        self.seconds.append(time.monotonic() - begun)
+        with self._tried:
+            self.seconds.append(time.monotonic() - begun)
+            self._tried.notify_all()
         if self.seconds[-1] > self.latest:
             self.problem = f"run {name} had its RayJob after {self.seconds[-1]:.1f} s"
         for path in (f"{runs}/{name}", f"{jobs}/{name}-1"):
@@ -145,13 +155,15 @@ class Fuzzing:
         self.answers: collections.Counter[str] = collections.Counter()
         self.sent = 0
 
-    def run(self, seconds: float, number: int, objects: float = math.inf) -> list[str]:
+    def run(self, seconds: float, number: int, objects: float = math.inf, honest: int = 0) -> list[str]:
         """What went wrong, as sentences.
 
         Args:
             seconds: after which it ends.
             number: the seed.
             objects: after so many it ends, too: then a seed stands for the same objects on any machine.
+            honest: so many runs of somebody else are tried beside these, however slow the operator is: the next objects wait
+                for their share of them.
         """
         profile = {
             "apiVersion": "rltrain.dev/v1alpha1",
@@ -181,6 +193,7 @@ class Fuzzing:
         while not over() and not self._honest.problem and self._operator.running:
             self._batch(number * 1_000_003 + batch, over, chance)
             batch += 1
+            self._honest.until_tried(int(honest * self.sent / objects))
         self._honest.stop()
         return [*self._problems(pid)]
 

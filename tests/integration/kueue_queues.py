@@ -161,17 +161,23 @@ class Queue:
 
     def give_back(self, name: str) -> None:
         """What the owner of an evicted Workload does when its pods are gone."""
-        found = self.workload(name)
-        reason = _condition(found, "Evicted")[1]
-        changed = {"QuotaReserved": ("False", "Pending"), "Admitted": ("False", "NoReservation")}
-        changed["Requeued"] = "True", reason
-        conditions = [one for one in found["status"]["conditions"] if one["type"] not in changed]
-        conditions += [condition(kind, *value) for kind, value in changed.items()]
-        version = {"resourceVersion": found["metadata"]["resourceVersion"]}
-        said = self.patch_status(
-            name, {"metadata": version, "status": {"admission": None, "conditions": conditions}}
-        )
-        assert not said, said
+
+        def given_back() -> bool:
+            found = self.workload(name)
+            reason = _condition(found, "Evicted")[1]
+            changed = {"QuotaReserved": ("False", "Pending"), "Admitted": ("False", "NoReservation")}
+            changed["Requeued"] = "True", reason
+            conditions = [one for one in found["status"]["conditions"] if one["type"] not in changed]
+            conditions += [condition(kind, *value) for kind, value in changed.items()]
+            version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+            said = self.patch_status(
+                name, {"metadata": version, "status": {"admission": None, "conditions": conditions}}
+            )
+            # Kueue may have written to it since it was read: then it is read anew, as an owner does it.
+            assert not said or "the object has been modified" in said, said
+            return not said
+
+        self.until(given_back, f"the quota of {name} is given back")
 
     def delete(self, name: str) -> None:
         self.kube.kubectl("delete", "workload", name, "-n", self.namespace)

@@ -142,14 +142,14 @@ def test_watch_survives_the_api_server(kube: KubeApi, run: str) -> None:
         assert watch.process.wait(DEADLINE) == 0
 
 
-def read_terminal(master: int, until: bytes) -> str:
-    """What was drawn until `until` came."""
+def read_terminal(master: int, *until: str) -> None:
+    """Read what is drawn until all of `until` has come. A view comes in pieces, which may end anywhere in it."""
+    wanted = [text.encode() for text in until]
     drawn, deadline = b"", time.monotonic() + DEADLINE
-    while until not in drawn and time.monotonic() < deadline:
+    while not all(text in drawn for text in wanted) and time.monotonic() < deadline:
         if select.select([master], [], [], 0.5)[0]:
             drawn += os.read(master, 65536)
-    assert until in drawn, drawn
-    return drawn.decode()
+    assert [text for text in wanted if text not in drawn] == [], drawn
 
 
 @pytest.fixture
@@ -173,11 +173,9 @@ def test_watch_draws_on_a_terminal(kube: KubeApi, run: str, terminal: tuple[int,
             conditions=[condition("Training", "True")],
             progress={"phase": "Training", "step": 12, "maxSteps": 50, "reward": 0.517},
         )
-        drawn = read_terminal(master, b"12/50")
-        assert "arithmetic" in drawn
-        assert "━" in drawn
+        read_terminal(master, "arithmetic", "━", "12/50")
         set_status(kube, run, phase="Succeeded", conditions=[condition("Succeeded", "True")])
-        read_terminal(master, b"Succeeded")  # else it fills up while nobody reads, and who draws there waits
+        read_terminal(master, "Succeeded")  # else it fills up while nobody reads, and who draws there waits
         assert process.wait(DEADLINE) == 0
     finally:
         process.kill()

@@ -43,10 +43,12 @@ def standing() -> Iterator[Cluster]:
     Such a worker sees the end of one raylet alone, and those of samplers are to be gone with theirs.
     """
     with pytest.MonkeyPatch.context() as environment:
-        # Ray gives a silent node half a minute; here its processes are just gone.
+        # Ray gives a silent node half a minute; here its processes are just gone, and it is to be known some seconds before
+        # `NODE_DEATH_SECONDS` are over: else a sampler is taken for one that died alone. Who only answers late is not gone.
         environment.setenv("RAY_health_check_initial_delay_ms", "1000")
         environment.setenv("RAY_health_check_period_ms", "1000")
-        environment.setenv("RAY_health_check_failure_threshold", "5")
+        environment.setenv("RAY_health_check_failure_threshold", "2")
+        environment.setenv("RAY_health_check_timeout_ms", "30000")
         # What a local Ray of an earlier test left behind: the run would not know this cluster's token.
         environment.delenv("RAY_AUTH_MODE", raising=False)
         made = Cluster()
@@ -109,6 +111,8 @@ def test_samplers_join_leave_and_are_replaced_while_training_goes_on(tmp_path: P
         training.goes_on()
         cluster.add_node(**node("sampler"))
         training.hears("sampler 1 joined: 2 samplers now")
+        # It is told to begin after that is said: the next steps may be made without it.
+        process.wait_for(lambda: files.steps[-1].samplers == 2)
         training.goes_on()
 
         cluster.remove_node(first, allow_graceful=False)
@@ -248,9 +252,11 @@ def test_on_policy_with_other_samplers_than_at_the_start_until_too_few_are_left(
         training.goes_on()
         for one in nodes:
             cluster.remove_node(one, allow_graceful=False)
-        training.hears("sampler 0 has gone with its node", "sampler 1 has gone with its node")
+        # Only then it is looked at what it said: it may have ended before this process comes to look.
         outcome = process.finish()
     assert outcome.code == 1
+    for number in range(2):
+        assert f"sampler {number} has gone with its node" in outcome.out
     assert outcome.sentence.startswith(
         "samplers: 0 left, at least 1 must be there (sampler.minReplicas), and no node for another one came within 10 s"
     )

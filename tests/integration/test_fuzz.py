@@ -25,7 +25,7 @@ def test_nothing_that_a_user_sends_stops_the_operator_or_anybody_else(
     operator = OperatorProcess(kube.kubeconfig, tmp_path / "operator.log", *scope)
     fuzzing = Fuzzing(kube, operator, odd, honest)
     try:
-        problems = fuzzing.run(SECONDS, SEED, OBJECTS)
+        problems = fuzzing.run(SECONDS, SEED, OBJECTS, HONEST)
     finally:
         operator.kill()
         fuzzing.clean()

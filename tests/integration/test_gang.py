@@ -234,15 +234,16 @@ def test_a_gang_that_does_not_fit_holds_nothing_and_says_why(gangs: Gangs) -> No
     assert pod["spec"]["schedulingGroup"] == {"podGroupName": "sums-1"}
     assert not pod["spec"].get("schedulingGates")
 
-    def seen() -> str:
-        reason, said = gangs.why("sums")
-        return said if reason == "Unschedulable" and said.startswith("learner: ") else ""
-
-    # It tells of one pod after the other.
-    sentence = gangs.until(seen, "the scheduler has looked at the learner's pod")
-    assert sentence.startswith(
+    why = (
         "learner: no node of pool h100 takes the pod: too little nvidia.com/gpu is free (1 asked for per pod)"
     )
+
+    def seen() -> str:
+        reason, said = gangs.why("sums")
+        return said if reason == "Unschedulable" and said.startswith(why) else ""
+
+    # It tells of one pod after the other, and may hear of the pods before it hears what the node has.
+    sentence = gangs.until(seen, "the scheduler has looked at the learner's pod")
     assert sentence.endswith("; Kubernetes' scheduler places all 3 pods of the attempt or none")
     assert gangs.nodes_of_pods() == ["", "", ""]
     gangs.node("gpu-0", **{"nvidia.com/gpu": "8"})

@@ -233,7 +233,8 @@ def test_a_lane_that_is_told_to_stop_ends_its_stages(tmp_path: Path) -> None:
                 assert stage.readline() == "here\n"
                 process.terminate()
                 assert process.wait(240.0) == 128 + signal.SIGTERM
-                assert stage.read() == ""
+                # All have ended: also one that came after the first, as this process was kept waiting before it told them.
+                assert set(stage.read().split()) <= {"here"}
         finally:
             process.kill()
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 from object_store import ObjectStore
-from training_runs import PROMPTS, Outcome, RunFiles, ray_here, until
+from training_runs import PROMPTS, Outcome, RunFiles, actors, ray_here, until
 
 from rl_api.errors import CheckpointError, TaskError
 from rl_api.task import TaskSpec
@@ -88,6 +88,8 @@ def test_a_run_goes_on_where_nothing_is_left_of_its_disk(
         process.kill()
     assert checkpoints(kept)[-1] in (4, 6)
     assert (kept / "run.yaml").read_bytes() == (first.out / "run.yaml").read_bytes()
+    # Its learner, of the Ray here, ends a little later, and may still write a checkpoint.
+    until(lambda: not actors("Learner"))
     shutil.rmtree(first.out)
 
     second = small_run(tmp_path / "second", "s3://lost-disk/runs/one", task=task)
@@ -300,10 +302,12 @@ def test_an_attempt_that_was_replaced_writes_nothing_more(store: ObjectStore, tm
 def test_an_object_store_that_goes_away_and_comes_back(store: ObjectStore, tmp_path: Path):
     kept = store.bucket("away") / "run"
     files = small_run(tmp_path / "run", "s3://away/run")
-    files.feel(delay=0.05)
+    # The third step ends when the store is away: its first checkpoint is all that comes there before.
+    files.feel({2 * PROMPTS: "holdFirst"})
     with files.start(**ray_here()) as process:
         process.wait_for(lambda: len(checkpoints(kept)) > 0)
         store.stop()
+        (files.folder / "let-go").touch()
         outcome = process.finish()
     store.start()
     assert "could not be copied to s3://away/run: " in outcome.err

@@ -151,6 +151,9 @@ def test_one_that_is_being_deleted_holds_no_place_in_the_line(line: Line) -> Non
         "patch", *place, "--type=merge", "-p", '{"metadata": {"finalizers": ["example.com/held"]}}'
     )
     line.kube.kubectl("delete", *place, "--wait=false")
+    # Runs have a watch of their own. Of services it is told in order: when this one waits, the deletion is known.
+    line.serve("youngest")
+    line.until_waits("rlps", "youngest")
     line.delete("rlrun", "first")
     line.until_begun("RayJob first-1", "RayJob third-1")
     line.kube.kubectl("patch", *place, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')

@@ -73,6 +73,9 @@ class Operator(OperatorProcess):
         for job in self.get("rayjobs"):
             name = job["metadata"]["name"]
             self.kubectl("patch", "rayjob", name, "--subresource=status", "--type=merge", "-p", status)
+        # Profiles have a watch of their own: runs may be looked at for those before this is heard of.
+        ignored = "KubeRay has not taken up"
+        self.until(lambda: ignored not in json.dumps(self.get("rlruns")), "the operator has heard of it")
 
     def versions(self) -> dict[tuple[str, str], str]:
         return {
@@ -230,6 +233,7 @@ def test_killed_in_the_middle_it_creates_nothing_twice(operator: Operator) -> No
 def test_the_api_server_goes_and_returns(operator: Operator, kube: KubeApi) -> None:
     operator.apply("stays", "loses")
     operator.starting("stays")
+    operator.starting("loses")  # what is taken from it below is there
     process = operator.process
     kube.stop_apiserver()
     kube.start_apiserver()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -74,7 +76,12 @@ def ports_of(head: Head) -> list[int]:
     assert done.returncode == 0, done.stderr
     found: list[int] = json.loads(done.stdout.splitlines()[-1])
     assert len(set(found)) == 4, "two nodes"
-    return [head.gcs, head.client, *found]
+    deadline = time.monotonic() + SECONDS
+    while True:  # the one for clients is of a process that `ray start` does not wait for
+        with contextlib.suppress(OSError), socket.create_connection((HOST, head.client), 10):
+            return [head.gcs, head.client, *found]
+        assert time.monotonic() < deadline, "nobody listens for clients"
+        time.sleep(0.2)
 
 
 def test_no_port_answers_without_a_certificate_of_the_attempt(head: Head, files: Path) -> None:

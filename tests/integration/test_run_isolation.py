@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from code_container import CODE_USER, code_container, code_server
-from training_runs import RunFiles, below
+from training_runs import PROMPTS, RunFiles, below
 
 from rl_api.task import SOCKET_VARIABLE
 
@@ -38,11 +38,14 @@ def users_below(pid: int) -> set[int]:
 def test_a_run_with_isolated_rewards_trains_the_same_weights(folder: Path) -> None:
     with code_container() as (listening, server):
         isolated = RunFiles(folder / "isolated", task={"isolation": "strict"}, stop={"maxSteps": 3})
-        isolated.feel(delay=0.02)
+        # The second step does not end before it was looked at; the other user notes in this folder who waits.
+        isolated.folder.chmod(0o777)
+        isolated.feel({PROMPTS: "holdFirst"})
         with isolated.start(**{SOCKET_VARIABLE: str(listening)}) as process:
             process.wait_for(lambda: len(isolated.steps) >= 1)
             assert users_below(server.pid) == {CODE_USER}
             assert not [command for _, command in below(process.process.pid) if "tasks.worker" in command]
+            (isolated.folder / "let-go").touch()
             process.finish().assert_well()
     shared = RunFiles(folder / "shared", stop={"maxSteps": 3})
     with shared.start() as process:

@@ -140,8 +140,12 @@ def test_sigterm_to_the_group_leaves_ray_to_the_step_at_hand(endless: RunFiles):
     endless.assert_nothing_lost_or_twice()
 
 
+# Until a model has been warmed up a run is at its start: one that is not over however late a signal comes.
+LONG_START = {"maxSteps": 1_000_000, "batchSize": 8}
+
+
 def test_a_signal_during_the_start_ends_it(tmp_path: Path):
-    files = RunFiles(tmp_path)
+    files = RunFiles(tmp_path, warmStart=LONG_START)
     with files.start() as process:
         process.wait_for(lambda: "starting Ray" in process.outcome().out)
         process.send_to_group(signal.SIGINT)
@@ -152,7 +156,7 @@ def test_a_signal_during_the_start_ends_it(tmp_path: Path):
 
 def test_a_signal_ends_the_start_although_ray_does_not_answer(tmp_path: Path):
     """Python does not hear of it: its main thread waits in Ray's C++ for a server that stands still."""
-    files = RunFiles(tmp_path)
+    files = RunFiles(tmp_path, warmStart=LONG_START)
     with files.start() as process:
         driver = psutil.Process(process.process.pid)
 

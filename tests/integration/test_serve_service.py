@@ -287,16 +287,16 @@ def replicas_are_killed(base: Path) -> None:
         made.apply(ten)
         made.wait(version=ten["version"])
         client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="any", timeout=SECONDS, max_retries=0)
+        load = Load(made, 3)
+        load.more(6)
+        first = {one.pid for one in replica_processes()}
+        assert len(first) == 2
         streams = []
         for _ in range(6):
             stream = client.completions.create(model="small", prompt="x", max_tokens=1400, stream=True)
             next(iter(stream))
             streams.append(stream)
-        load = Load(made, 3)
-        load.more(6)
-        first = {one.pid for one in replica_processes()}
-        assert len(first) == 2
-        os.kill(min(first), signal.SIGKILL)
+        os.kill(min(first), signal.SIGKILL)  # at once: they are not to end before
         ends = Counter(map(end_of, streams))
         assert set(ends) <= {"length", "replica_died"}, ends
         assert ends["replica_died"] > 0

@@ -109,7 +109,7 @@ def test_prometheus_reads_the_metrics(server):
 
 def test_a_checkpoint_is_asked_for_and_waited_for(server, asked):
     def drive():
-        assert asked.wait(10)
+        assert asked.wait(60)
         server.checkpointed(CHECKPOINT)
 
     driver = threading.Thread(target=drive)
@@ -148,9 +148,9 @@ def test_a_request_that_failed_may_be_brought_again():
         for _ in range(2):
             waiting = threading.Thread(target=lambda: answers.append(post(server, key="1-noon")))
             waiting.start()
-            assert asked.acquire(timeout=10)
+            assert asked.acquire(timeout=60)
             server.checkpoint_failed("the disk is full")
-            waiting.join(10)
+            waiting.join(60)
     assert answers == [(500, {"error": "the disk is full"})] * 2
 
 
@@ -162,10 +162,10 @@ def test_everyone_who_waits_is_answered_by_one_checkpoint(asked):
         for thread in waiting:
             thread.start()
         for _ in waiting:
-            assert requests.acquire(timeout=10)
+            assert requests.acquire(timeout=60)
         server.checkpointed(CHECKPOINT)
         for thread in waiting:
-            thread.join(10)
+            thread.join(60)
     assert [status for status, _ in answers] == [200] * 4
 
 
@@ -179,7 +179,7 @@ def test_an_earlier_checkpoint_is_no_answer(server, asked):
 
 def test_a_checkpoint_that_cannot_be_written_is_told(server, asked):
     def drive():
-        assert asked.wait(10)
+        assert asked.wait(60)
         server.checkpoint_failed("the disk is full")
 
     driver = threading.Thread(target=drive)
@@ -193,9 +193,9 @@ def test_who_waits_when_the_run_ends_is_told(asked):
     answers = []
     waiting = threading.Thread(target=lambda: answers.append(post(server)))
     waiting.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     server.close()
-    waiting.join(10)
+    waiting.join(60)
     assert answers[0][0] == 503
     assert "the run is ending" in answers[0][1]["error"]
     server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -28,7 +29,13 @@ from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.placement.places import place_run
 from rl_trainer.rollout.reward_model import RewardModel
-from rl_trainer.rollout.task_workers import SimulatorActor, TaskWorkers, WorkerScorer, WorkerTarget
+from rl_trainer.rollout.task_workers import (
+    QUEUE_SECONDS,
+    SimulatorActor,
+    TaskWorkers,
+    WorkerScorer,
+    WorkerTarget,
+)
 from rl_trainer.run.actors import Actors
 from rl_trainer.run.local_ray.processes import only_needed_processes, patient
 from rl_trainer.tasks import load_task
@@ -43,7 +50,7 @@ TASK = load_run(LAKE).spec.task
 
 def pid_of(actor: Any) -> int:
     call = actor.__ray_call__.options(max_task_retries=-1).remote(lambda _: os.getpid())
-    return ray.get(call, timeout=60)  # type: ignore[no-any-return]
+    return ray.get(call, timeout=240)  # type: ignore[no-any-return]
 
 
 def test_dialogues_go_on_where_they_were_when_a_simulator_is_killed(local_ray: None) -> None:
@@ -190,7 +197,9 @@ def test_a_model_is_where_ray_has_a_gpu_for_it(tmp_path: Path) -> None:
     in_a_process(score_where_ray_has_a_gpu, tmp_path / "judge")
 
 
-def test_a_reward_model_that_hangs_is_replaced(tmp_path: Path, local_ray: None) -> None:
+def test_a_reward_model_that_hangs_is_replaced(
+    tmp_path: Path, local_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Hanging:
         """Hangs once: its second life, which the file tells it of, scores."""
 
@@ -211,12 +220,21 @@ def test_a_reward_model_that_hangs_is_replaced(tmp_path: Path, local_ray: None) 
     scorers = [WorkerScorer(actor, "reward model 0", 0.5, 60.0, notice=1.0) for _ in range(2)]
     for scorer in scorers:
         scorer.wait_ready()
-    with ThreadPoolExecutor() as pool:
+    both, following = threading.Barrier(2), WorkerScorer._next
+
+    def once_both_have_asked(scorer: WorkerScorer, passes: Any, limit: float) -> Any:
+        if limit == QUEUE_SECONDS:  # the second would find the next life if it asked later
+            both.wait(60)
+        return following(scorer, passes, limit)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
+        patch.setattr(WorkerScorer, "_next", once_both_have_asked)
         scored = [pool.submit(scorer.score, [Completion(0, "q", None, "", "a")]) for scorer in scorers]
         lost = [one.exception(60) for one in scored]
     # The one behind it has not hung, and is not counted as if it had.
     assert sorted(cast(LostError, one).begun for one in lost) == [False, True]
     scorer = scorers[0]
     scorer.wait_ready()
+    scorer._limit = 120.0  # its second life does not hang, but may have no processor for a while
     assert scorer.score([Completion(0, "q", None, "", "a")]) == [1.0]
     ray.kill(actor)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from generators import QUEUE, SHAPE, SLOTS, generator_of, run, text_of, until
+from generators import QUEUE, SECONDS, SHAPE, SLOTS, generator_of, run, text_of, until
 from starlette.requests import Request as HttpRequest
 
 from rl_api.errors import ModelError
@@ -20,6 +22,7 @@ from rl_serve.keys import read_keys
 from rl_serve.window import Answered
 from rl_trainer.model.folder import read_tensors
 from rl_trainer.model.presets import write_tiny
+from rl_trainer.rollout.engines.torch import TorchEngine
 
 
 class Client:
@@ -135,13 +138,25 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(folder: Path, monkeypatch
 
     async def work() -> None:
         nonlocal now
-        async with generator_of(folder, timeout=2.0) as generator:
+        async with generator_of(folder, timeout=3600.0) as generator:
+            # The deadline passes when the test says so: after the first token, however late that comes.
+            loop, passes = asyncio.get_running_loop(), list[Callable[[], None]]()
+            later = loop.call_later
+
+            def noted(delay: float, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+                if delay == 3600.0:
+                    passes.append(call)
+                return later(delay, call, *given, **named)
+
+            monkeypatch.setattr(loop, "call_later", noted)
             client = Client(Api(lambda: generator, lambda: None))
             body = {"prompt": "a", "max_tokens": 2000, "n": SLOTS + QUEUE, "stream": True}
             status, _, pieces = await client.ask("/v1/completions", body)
             assert status == 200
             await anext(pieces)
             now += 0.75
+            (deadline,) = passes
+            deadline()
             events = [piece async for piece in pieces if piece]
             said = json.loads(events[-1].removeprefix(b"data: "))
             assert (said["error"]["code"], said["policy_version"]) == ("deadline_exceeded", "step-7")
@@ -254,9 +269,19 @@ def test_an_error_names_the_policy_that_was_to_answer(folder: Path) -> None:
     run(work())
 
 
-def test_weights_change_between_two_tokens_and_the_answer_says_where(folder: Path, tmp_path: Path) -> None:
+def test_weights_change_between_two_tokens_and_the_answer_says_where(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = write_tiny(tmp_path / "other", SHAPE, seed=2)
     wider = write_tiny(tmp_path / "wider", SHAPE.model_copy(update={"hidden_size": 64}), seed=2)
+    step, steps, goes_on = TorchEngine.step, itertools.count(), threading.Event()
+
+    def held(engine: TorchEngine) -> Any:
+        """The engine's thread would have written all tokens where this one stands still for a moment."""
+        assert next(steps) < 5 or goes_on.wait(SECONDS)
+        return step(engine)
+
+    monkeypatch.setattr(TorchEngine, "step", held)
 
     async def work() -> None:
         async with generator_of(folder) as generator:
@@ -265,7 +290,10 @@ def test_weights_change_between_two_tokens_and_the_answer_says_where(folder: Pat
             status, headers, pieces = await client.ask("/v1/completions", body | {"stream": True})
             assert (status, headers["x-policy-version"]) == (200, "step-7")
             await anext(pieces)
-            await generator.swap(read_tensors(other), "step-8")
+            swap = asyncio.create_task(generator.swap(read_tensors(other), "step-8"))
+            await asyncio.sleep(0)  # the engine's thread is told of them
+            goes_on.set()
+            await swap
             events = [piece async for piece in pieces if piece]
             last = json.loads(events[-2].removeprefix(b"data: "))
             first, second = last["policy_versions"]

@@ -34,6 +34,6 @@ def test_the_process_for_rewards_and_environments_has_none(monkeypatch: pytest.M
         monkeypatch.setenv(name, "geheim")
     monkeypatch.setenv("JUDGE_API_KEY", "asked for")
     target = KillableProcess().target(Environment)
-    assert [target.call(10, "value", name) for name in SECRET] == [None] * len(SECRET)
-    assert target.call(10, "value", "JUDGE_API_KEY") == "asked for"
-    assert not re.search("geheim", target.call(10, "initial"))
+    assert [target.call(60, "value", name) for name in SECRET] == [None] * len(SECRET)
+    assert target.call(60, "value", "JUDGE_API_KEY") == "asked for"
+    assert not re.search("geheim", target.call(60, "initial"))
