@@ -19,7 +19,7 @@ IN_WAVES = {
     "checkpoint": {"everySteps": 1000},
     "placement": {"replan": {"threshold": 0.1, "steps": 3}},
 }
-# Forecasts begin after ten steps of about five seconds, and take one second of a processor, of each hundred at most.
+# Forecasts begin after ten steps of a few seconds, and take one second of a processor, of each hundred at most.
 REPLAN_SECONDS = 600
 
 

@@ -17,6 +17,7 @@ import requests
 from operator_worlds import make_plan
 from ray.util import get_node_ip_address
 from started_ray import SECONDS, Head, of_a_pod
+from training_runs import until
 from who_is_answered import ENCRYPTED, PROGRAM
 
 from rl_operator.model.tokens import AUTHORITY, RAY, derive_token
@@ -76,12 +77,15 @@ def ports_of(head: Head) -> list[int]:
     assert done.returncode == 0, done.stderr
     found: list[int] = json.loads(done.stdout.splitlines()[-1])
     assert len(set(found)) == 4, "two nodes"
-    deadline = time.monotonic() + SECONDS
-    while True:  # the one for clients is of a process that `ray start` does not wait for
+
+    def listens() -> bool:
         with contextlib.suppress(OSError), socket.create_connection((HOST, head.client), 10):
-            return [head.gcs, head.client, *found]
-        assert time.monotonic() < deadline, "nobody listens for clients"
-        time.sleep(0.2)
+            return True
+        return False
+
+    # It is of a process that `ray start` does not wait for.
+    until(listens, SECONDS, lambda: "nobody listens for clients")
+    return [head.gcs, head.client, *found]
 
 
 def test_no_port_answers_without_a_certificate_of_the_attempt(head: Head, files: Path) -> None:
@@ -115,7 +119,4 @@ def test_a_job_that_kuberay_submits_runs_on_both_nodes(head: Head) -> None:
 
 
 def test_probes_are_answered_as_ever(head: Head) -> None:
-    deadline = time.monotonic() + SECONDS
-    while head.status("/api/healthz", port=head.agent) != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: head.status("/api/healthz", port=head.agent) == 200, SECONDS)

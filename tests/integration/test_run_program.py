@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from training_runs import until
 
 from rl_trainer.observe.metrics import read_events, read_metrics
 
@@ -190,16 +191,13 @@ def test_steps_after_the_last_checkpoint_are_not_listed_twice(folder: Folder) ->
 
 
 def test_what_a_program_said_when_rltrain_was_killed_is_not_lost(folder: Folder) -> None:
-    metrics = folder.out / "metrics.jsonl"
+    metrics, lines = folder.out / "metrics.jsonl", folder.out / "program.jsonl"
     for kill_at in (4, 7):
         folder.configure(steps=9, saveAt=kill_at, killAt=kill_at)
         code, _, error = folder.run(*(["--resume"] if kill_at > 4 else []))
         assert code == -signal.SIGKILL, error
         # The program ends later than rltrain: its last line is there before the next attempt reads what there is.
-        deadline = time.monotonic() + PATIENCE
-        while '"event": "checkpoint"' not in (folder.out / "program.jsonl").read_text():
-            assert time.monotonic() < deadline, "it says nothing"
-            time.sleep(0.05)
+        until(lambda: '"event": "checkpoint"' in lines.read_text(), PATIENCE)
     folder.configure(steps=9)
     code, out, _ = folder.run("--resume")
     assert (code, "begins at 7" in out) == (0, True)

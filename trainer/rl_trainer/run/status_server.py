@@ -82,8 +82,8 @@ class StatusServer(Closes):
         self._closing = False
         self._last_read = -math.inf
         self.reading = 0  # counts what was shown
-        self._read = threading.Event()  # the last of them was; both change together
-        self._showing = threading.Lock()
+        self._got = -1  # the newest of them that somebody has
+        self._shown = threading.Condition()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self._state)
         self._http = _bind(host, port, self)
@@ -126,7 +126,9 @@ class StatusServer(Closes):
         """
         if not self._closing:
             watched = time.monotonic() - self._last_read < WATCHED_SECONDS
-            self._read.wait(self._patience if self._token else LINGER_SECONDS if watched else 0.0)
+            patience = self._patience if self._token else LINGER_SECONDS if watched else 0.0
+            with self._shown:
+                self._shown.wait_for(lambda: self._got == self.reading, patience)
         with self._acknowledged:
             if self._closing:
                 return
@@ -149,9 +151,8 @@ class StatusServer(Closes):
         return document | {"checkpoint": checkpoint.to_document() if checkpoint else None}
 
     def _changed(self) -> None:
-        with self._showing:
+        with self._shown:
             self.reading += 1
-            self._read.clear()
 
     def is_read(self) -> int:
         """Somebody asks for the status. Returns which one it is, for `was_read`."""
@@ -162,9 +163,9 @@ class StatusServer(Closes):
 
     def was_read(self, reading: int) -> None:
         """Somebody has got the status; `reading`: which one."""
-        with self._showing:
-            if reading == self.reading:
-                self._read.set()
+        with self._shown:
+            self._got = max(self._got, reading)
+            self._shown.notify_all()
 
     def metrics(self) -> bytes:
         """Return what `/metrics` answers."""
