@@ -219,8 +219,9 @@ def test_a_lane_that_is_told_to_stop_ends_its_stages(tmp_path: Path) -> None:
     held, interpreter = tmp_path / "held", tmp_path / "interpreter"
     os.mkfifo(held)
     # As long as a stage is there it holds this open; none ends by itself, so that the first is also the last one.
+    stage = "import signal; from gpu_lane import child; child.measure = lambda **_: signal.pause(); child.main()"
     interpreter.write_text(
-        f'#!/bin/sh\nexec 3> {held}\necho here >&3\n{sys.executable} "$@"\nexec sleep 3600\n'
+        f'#!/bin/sh\nexec 3> {held}\necho here >&3\nshift 2\nexec {sys.executable} -c "{stage}" "$@"\n'
     )
     interpreter.chmod(0o755)
     command = [
@@ -231,11 +232,11 @@ def test_a_lane_that_is_told_to_stop_ends_its_stages(tmp_path: Path) -> None:
     ]
     with subprocess.Popen(command, env=os.environ | {"PYTHON": sys.executable}) as process:
         try:
-            with held.open() as stage:
-                assert stage.readline() == "here\n"
+            with held.open() as alive:
+                assert alive.readline() == "here\n"
                 process.terminate()
                 assert process.wait(240.0) == 128 + signal.SIGTERM
-                assert stage.read() == ""
+                assert alive.read() == ""
         finally:
             process.kill()
 
