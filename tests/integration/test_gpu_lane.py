@@ -219,9 +219,9 @@ def test_a_lane_that_is_told_to_stop_ends_its_stages(tmp_path: Path) -> None:
     held, interpreter = tmp_path / "held", tmp_path / "interpreter"
     os.mkfifo(held)
     # As long as a stage is there it holds this open; none ends by itself, so that the first is also the last one.
-    stage = "import signal; from gpu_lane import child; child.measure = lambda **_: signal.pause(); child.main()"
+    waits = "import signal; from gpu_lane import child as c; c.measure = lambda **_: signal.pause(); c.main()"
     interpreter.write_text(
-        f'#!/bin/sh\nexec 3> {held}\necho here >&3\nshift 2\nexec {sys.executable} -c "{stage}" "$@"\n'
+        f'#!/bin/sh\nexec 3> {held}\necho here >&3\nshift 2\nexec {sys.executable} -c "{waits}" "$@"\n'
     )
     interpreter.chmod(0o755)
     command = [
