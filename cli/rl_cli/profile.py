@@ -114,6 +114,7 @@ def lines(profile: RunProfile) -> list[str]:
     """What was measured, as a person reads it."""
     decode, learner, limit = profile.decode, profile.learner, profile.limit
     cut = sum(length >= limit for length in profile.lengths) if limit is not None else 0
+    fixed = learner.per_pass or 0.0
     rows = [
         ("decode step", f"{_told(decode.base)}, {_told(decode.per_active)} per sequence, "
          f"{_told(1000 * decode.per_cached_token)} per 1,000 cached tokens"),
@@ -123,7 +124,7 @@ def lines(profile: RunProfile) -> list[str]:
          f"{cut / len(profile.lengths):.0%} cut at the limit"),
         ("scoring", f"{_ms(profile.score_seconds)} per group"),
         ("tools", f"{profile.tool_seconds:.3g} s per answer"),
-        ("training", f"{_ms(1000 * learner.beta)} per 1,000 tokens of a rank, {_ms(learner.alpha)} for a part, "
+        ("training", f"{_ms(1000 * learner.beta)} per 1,000 tokens of a rank, {_ms(learner.alpha + fixed)} for a part, "
          f"{_ms(learner.all_reduce + learner.optimizer)} for a step"),
         ("log-probs", f"{_ms(1000 * learner.log_prob)} per 1,000 tokens of a rank"),
         ("values", f"{_ms(1000 * learner.value)} per 1,000 tokens of a rank"),
@@ -157,9 +158,9 @@ def operations(profile: RunProfile, spec: RunSpec) -> list[str]:
     group = [answer] * profile.group_size
     trained = learning_operations(spec, shape, group, [prompt + answer] * profile.group_size, prompt)
     per_token = trained / (sum(group) + prompt * profile.group_size)
-    rows += [
-        ("learning", f"{_rate(per_token / (learner.beta + learner.log_prob + learner.value))} of a rank")
-    ]
+    fixed = (learner.per_pass or 0.0) * profile.devices.learner / profile.tokens
+    took = learner.beta + learner.log_prob + learner.value + fixed
+    rows += [("learning", f"{_rate(per_token / took)} of a rank")]
     return [f"{label:<12}{text}" for label, text in rows]
 
 

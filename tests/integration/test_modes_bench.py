@@ -50,6 +50,7 @@ def test_each_mode_of_a_workload_is_run_and_predicted(tmp_path: Path) -> None:
     # Tried where it cannot be measured of the run itself.
     assert 0 <= apart["learner"]["contention"] <= 1
     assert 0 <= apart["decode"]["contention"] <= 1
+    assert apart["learner"]["perPass"] >= 0
     assert together["learner"]["contention"] is None
     # What is there is not run again.
     again = bench()

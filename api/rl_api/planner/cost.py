@@ -37,7 +37,8 @@ def learn_seconds(profile: RunProfile, tokens: float, ranks: int, samplers: floa
     """
     learner = profile.learner
     slower = crowded(learner.contention, ranks - 1 + samplers, profile.devices.learner_company)
-    return learner.alpha + slower * (learner.beta + learner.log_prob + learner.value) * tokens / ranks
+    each = learner.beta + learner.log_prob + learner.value
+    return learner.alpha + slower * ((learner.per_pass or 0.0) + each * tokens / ranks)
 
 
 def decode_crowded(profile: RunProfile, others: float) -> float:

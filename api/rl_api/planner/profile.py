@@ -65,10 +65,13 @@ class DecodeProfile(Model):
 
 
 class LearnerProfile(Model):
-    """A part of t tokens takes alpha + beta x t / ranks; a step optimizer, and allReduce with the ranks measured."""
+    """A part of t tokens takes alpha + perPass + beta x t / ranks; a step optimizer, and allReduce with those measured."""
 
     alpha: Seconds = 0.0
     """Seconds of a part, however small: collating, launching, communication that does not grow with tokens."""
+    per_pass: Seconds | None = None
+    """Seconds of a part's passes that do not grow with its tokens: weights are read and gradients written, however few there
+    are; null: not tried, and half the tokens take half as long."""
     beta: Seconds
     """Seconds per token of a rank, prompt and answer, forward and backward."""
     all_reduce: Seconds = 0.0

@@ -47,6 +47,9 @@ def test_what_was_measured_is_said_in_units_that_people_read():
     assert found["training"] == "50 ms per 1,000 tokens of a rank, 11 ms for a part, 1 ms for a step"
     assert found["at"] == "once     learner 12% slower for each other process, sampler not measured"
     assert found["switches"] == "learner 750 ms, sampler not measured"
+    tried = PROFILE.learner.model_copy(update={"per_pass": 0.005})
+    said = "\n".join(lines(PROFILE.model_copy(update={"learner": tried})))
+    assert "50 ms per 1,000 tokens of a rank, 16 ms for a part" in said
 
 
 def test_what_a_fit_does_not_tell_apart_is_no_fact():

@@ -29,7 +29,8 @@ from rl_trainer.trajectory import Group
 # After so many steps what was measured weighs half: caches fill, answers grow, machines change.
 HALF_LIFE = 50
 # What a learner's seconds go to, besides the rest.
-_PARTS = ("passes", "reduce", "optimizer", "log_probs", "values")
+_PASSES = ("passes", "log_probs", "values")
+_PARTS = (*_PASSES, "reduce", "optimizer")
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Measurements:
     _means: dict[str, Mean] = field(default_factory=lambda: defaultdict(Mean))
     _idle: Idle = field(init=False)
     _contention: dict[str, float] = field(default_factory=dict)
+    _per_pass: float | None = None
     _reads_again: bool = False
     _memory: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -123,6 +125,10 @@ class Measurements:
         """By role the `contention` that was tried."""
         self._contention = dict(shares)
 
+    def fixed(self, per_pass: float | None) -> None:
+        """Seconds of a pass however few tokens it has, as that was tried."""
+        self._per_pass = per_pass
+
     def profile(self) -> RunProfile | None:
         """What was measured; None: not enough of it, as with an engine that tells nothing of its steps."""
         coefficients, trained = self._decode.fit(), self._means["passes"]
@@ -131,6 +137,7 @@ class Measurements:
         base, per_active, per_cached_token = self._split(coefficients)
         spec, prefill = self.spec, self._means["prefill"].value
         mean = {name: self._means[name].value for name in ("prompt", "score", "tool", "rest", *_PARTS)}
+        per_pass, grows = self._fixed()
         limit = spec.sampler.max_new_tokens
         return RunProfile(
             devices=DevicesProfile(
@@ -160,11 +167,12 @@ class Measurements:
             tool_seconds=mean["tool"],
             learner=LearnerProfile(
                 alpha=mean["rest"],
-                beta=mean["passes"],
+                per_pass=per_pass,
+                beta=grows * mean["passes"],
                 all_reduce=mean["reduce"],
                 optimizer=mean["optimizer"],
-                log_prob=mean["log_probs"],
-                value=mean["values"],
+                log_prob=grows * mean["log_probs"],
+                value=grows * mean["values"],
                 contention=self._contention.get("learner"),
             ),
             publish_seconds=sum(
@@ -184,9 +192,18 @@ class Measurements:
             return base, per_active, per_cached_token
         active = self._decode.mean(1)
         whole = base + per_active * active
-        token = self._means["passes"].value / 3 / max(1, self.spec.sampler.devices)
+        token = self._fixed()[1] * self._means["passes"].value / 3 / max(1, self.spec.sampler.devices)
         each = min(whole / active, token)
         return whole - each * active, each, per_cached_token
+
+    def _fixed(self) -> tuple[float | None, float]:
+        """Seconds of a part's passes that do not grow with its tokens, and the share of all that does."""
+        if self._per_pass is None:
+            return None, 1.0
+        each = sum(self._means[part].value for part in _PASSES)
+        whole = each * self._means["part"].value
+        fixed = min(self._per_pass, whole)
+        return fixed, 1 - fixed / whole
 
     def _took(self, role: str, span: Span) -> None:
         seconds = max(0.0, span.end - span.start)
@@ -223,12 +240,13 @@ class Measurements:
         if not slowest["passes"] or not tokens:
             return
         share = tokens / len(ranks)
-        for part in ("passes", "log_probs", "values"):
+        for part in _PASSES:
             self._means[part].add(slowest[part], share)
         self._means["reduce"].add(min(parts["reduce"].values()))
         self._means["optimizer"].add(slowest["optimizer"])
         rest = max(ranks.values(), key=lambda one: one.total)
         self._means["rest"].add(rest.total, rest.weight)
+        self._means["part"].add(share, rest.weight)
 
     def _remember(self, role: str, numbers: Mapping[str, Any]) -> None:
         """The most of each kind of memory that an actor of the role had."""

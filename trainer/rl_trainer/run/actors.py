@@ -28,9 +28,9 @@ from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.run.broadcasts import Broadcasts
-from rl_trainer.run.contending import contend, excerpts
 from rl_trainer.run.remote_run import INITIAL
 from rl_trainer.run.residency import with_residency
+from rl_trainer.run.trials import Tried, contend, excerpts, per_pass
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
@@ -236,14 +236,19 @@ class Actors:
         published, _ = self.learners.publish(label)
         return self.samplers.evaluate(prompts, published, greedy=False)
 
-    def contention(self, profile: RunProfile, model: Path) -> dict[str, float]:
-        """By role how much slower its work gets for each other process that computes at once: tried, when samplers have been
-        told to stop. Empty where that is not known: on GPUs, and of engines and models that are not ours."""
+    def try_passes(self, profile: RunProfile, model: Path) -> Tried | None:
+        """How much slower the work of each role gets for each other process that computes at once, and what of a learner's
+        pass does not grow with its tokens: when samplers have been told to stop. None where that is not known: on GPUs, and
+        of engines and models that are not ours."""
         tried = self.spec.sampler.engine == "torch" and not any(self.samplers.gpus)
         work = excerpts(self.spec, profile, model) if tried else {}
         if not work or not self.samplers.have_ended(ENDED_SECONDS):
-            return {}
-        return contend({"learner": self.learners.workers, "sampler": self.samplers.workers}, work)
+            return None
+        learners = self.learners.workers
+        shares = contend({"learner": learners, "sampler": self.samplers.workers}, work)
+        learned = work.get("learner")
+        fixed = None if learned is None else per_pass(learners, learned, self.spec, profile)
+        return Tried(shares, fixed)
 
     def drain_spans(self) -> list[Span]:
         """What driver and actors did since the last call."""

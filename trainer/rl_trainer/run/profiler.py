@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rl_api import RunSpec
@@ -12,6 +12,7 @@ from rl_api.planner.profile import PROFILE_FILE, RunProfile, save_profile
 from rl_trainer.error_text import first_line
 from rl_trainer.observe.timeline import Span
 from rl_trainer.profile.run_profile import Measurements
+from rl_trainer.run.trials import Tried
 from rl_trainer.storage.files import writing
 from rl_trainer.trajectory import Group
 
@@ -31,6 +32,7 @@ class Profiler:
         if before is not None:
             said = {"learner": before.learner.contention, "sampler": before.decode.contention}
             self.measurements.contended({role: one for role, one in said.items() if one is not None})
+            self.measurements.fixed(before.learner.per_pass)
         self._warn, self._warned = warn, False
         self._path = folder / PROFILE_FILE
         self._written = 0
@@ -51,17 +53,18 @@ class Profiler:
         self.measurements.switched(spans)
         self._written = 0
 
-    def try_contention(self, tried: Callable[[RunProfile], Mapping[str, float]]) -> None:
-        """Learners and samplers compute at once, to know what that costs: `tried` says it by role. Where that fails it is a
-        warning: the run has done all that it is for."""
+    def try_passes(self, tried: Callable[[RunProfile], Tried | None]) -> None:
+        """Learners and samplers compute, to know what costs what (None: not of these). Where that fails it is a warning: the
+        run has done all that it is for."""
         profile = self.profile()
         if profile is None:
             return
         try:
-            if shares := tried(profile):
-                self.measurements.contended(shares)
+            if (found := tried(profile)) is not None:
+                self.measurements.contended(found.contention)
+                self.measurements.fixed(found.per_pass)
         except RLTrainError as error:
-            self._warn(f"what computing at once costs is not known: {first_line(error)}")
+            self._warn(f"what passes cost is not known: {first_line(error)}")
         self._written = 0
 
     def profile(self) -> RunProfile | None:

@@ -369,7 +369,7 @@ class Session(Attempt):
         self.actors.buffer.stop()
         if self.try_switches and not self.spec.shared_samplers:  # else they are measured all the time
             learners = self.actors.learners
-            self.profiler.try_contention(partial(self.actors.contention, model=self.inputs.model))
+            self.profiler.try_passes(partial(self.actors.try_passes, model=self.inputs.model))
             self.profiler.try_switches(learners.offload, learners.onload)
         self._export(self.folder.final)
         self.recorder.timeline.write(self.actors.drain_spans())

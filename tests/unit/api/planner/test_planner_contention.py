@@ -29,6 +29,11 @@ def test_work_takes_longer_by_a_share_for_each_other_process() -> None:
     assert step_learn_seconds(PROFILE, 2) == 6
     alone = PROFILE.model_copy(update={"learner": LearnerProfile(alpha=1.0, beta=0.1)})
     assert learn_seconds(alone, 80, 2, samplers=7) == 5, "where it was not measured nothing is made up"
+    fixed = PROFILE.model_copy(
+        update={"learner": LearnerProfile(alpha=1.0, per_pass=2.0, beta=0.1, contention=0.25)}
+    )
+    assert learn_seconds(fixed, 80, 2) == 1 + (2 + 4) * 1.25
+    assert learn_seconds(fixed, 0, 2) == 1 + 2 * 1.25
 
 
 def test_what_was_measured_beside_others_is_faster_alone() -> None:
