@@ -11,6 +11,7 @@ from typing import Final
 from rl_api import RLTrainingRun, RunSpec, load_run
 from rl_api.base import MOST
 from rl_api.errors import InvalidConfig, ModelError
+from rl_api.parts import part_groups
 from rl_api.planner.profile import (
     PROFILE_FILE,
     RunProfile,
@@ -29,7 +30,7 @@ _DESCRIPTION: Final = """\
 Run a few steps of a run's own file on this machine, or on the Ray cluster at RAY_ADDRESS, and write what each part of the
 work takes: a decode step by sequences and cached tokens, prompts, lengths of answers, scoring and tools, a learner's token,
 log-probabilities and values, publishing, memory, what it costs to give devices to each other where the run shares them, and,
-where it does not, to compute at once. From that file placements are planned.
+where it does not, to compute at once and with fewer tokens. From that file placements are planned.
 
 Nothing is kept of the run itself: it trains in a temporary folder, without checkpoints and evaluations. A run of the file
 measures the same all the time, and writes it to its own folder."""
@@ -158,7 +159,8 @@ def operations(profile: RunProfile, spec: RunSpec) -> list[str]:
     group = [answer] * profile.group_size
     trained = learning_operations(spec, shape, group, [prompt + answer] * profile.group_size, prompt)
     per_token = trained / (sum(group) + prompt * profile.group_size)
-    fixed = (learner.per_pass or 0.0) * profile.devices.learner / profile.tokens
+    parts = profile.prompts_per_step / part_groups(spec)
+    fixed = parts * (learner.per_pass or 0.0) * profile.devices.learner / profile.tokens
     took = learner.beta + learner.log_prob + learner.value + fixed
     rows += [("learning", f"{_rate(per_token / took)} of a rank")]
     return [f"{label:<12}{text}" for label, text in rows]

@@ -1,6 +1,6 @@
 """Seconds and bytes of what a step does, from a profile. Pure.
 
-    learning   alpha + (beta + logProb + value) x tokens / ranks for each part; allReduce and optimizer once a step
+    learning   alpha + perPass + (beta + logProb + value) x tokens / ranks for each part; allReduce and optimizer once a step
     contention work takes longer by a share for each other process that computes at once (processors of a node have their
                memory and its caches in common), and was measured beside as many as there were
     all-reduce 2 (n - 1) / n of the bytes pass each of n ranks in a ring, as (Patarasuk and Yuan 2009): scaled from the
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rl_api.planner.profile import RoleMemory, RunProfile, SwitchProfile
+from rl_api.planner.profile import LearnerProfile, RoleMemory, RunProfile, SwitchProfile
 
 WAKE_SECONDS: Final = 0.004
 """Until a role that takes a device over works there, of runs that share none: two calls between actors of Ray."""
@@ -39,6 +39,12 @@ def learn_seconds(profile: RunProfile, tokens: float, ranks: int, samplers: floa
     slower = crowded(learner.contention, ranks - 1 + samplers, profile.devices.learner_company)
     each = learner.beta + learner.log_prob + learner.value
     return learner.alpha + slower * ((learner.per_pass or 0.0) + each * tokens / ranks)
+
+
+def fixed_tokens(learner: LearnerProfile) -> float | None:
+    """Tokens of a rank that take as long as what of a part's passes does not grow with tokens; None: not known."""
+    each = learner.beta + learner.log_prob + learner.value
+    return learner.per_pass / each if learner.per_pass is not None and each else None
 
 
 def decode_crowded(profile: RunProfile, others: float) -> float:

@@ -265,8 +265,9 @@ def scaled_profile(profile: RunProfile, rollout: float = 1.0, training: float = 
             "prefill_tokens_per_second": None if prefill is None else prefill / rollout,
             "learner": learner.model_copy(
                 update={
-                    name: getattr(learner, name) * training
-                    for name in ("alpha", "beta", "all_reduce", "optimizer", "log_prob", "value")
+                    name: known * training
+                    for name in ("alpha", "per_pass", "beta", "all_reduce", "optimizer", "log_prob", "value")
+                    if (known := getattr(learner, name)) is not None
                 }
             ),
         }

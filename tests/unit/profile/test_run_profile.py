@@ -1,6 +1,6 @@
 import pytest
 
-from rl_api.planner.cost import learn_seconds
+from rl_api.planner.cost import fixed_tokens, learn_seconds
 from rl_api.planner.profile import load_profile, save_profile
 from rl_api.run import RunSpec
 from rl_trainer.observe.timeline import MEASURED, Span
@@ -215,24 +215,39 @@ def test_what_of_a_pass_does_not_grow_with_tokens_is_as_it_was_tried_and_the_res
     measurements.step(GROUPS, STEP)
     before = measurements.profile()
     assert before.learner.per_pass is None
-    measurements.fixed(0.5)
+    share = (60 + 40) / 2  # tokens of a rank, in passes and log-probs of 2 s
+    measurements.fixed(share / 3)
     found = measurements.profile()
-    share = (60 + 40) / 2  # tokens of a rank
-    assert found.learner.per_pass == 0.5
+    assert found.learner.per_pass == pytest.approx(0.5)
     assert found.learner.beta == pytest.approx(1.5 / share * (1 - 0.5 / 2))
+    assert fixed_tokens(found.learner) == pytest.approx(share / 3)
     assert learn_seconds(found, 100, 2) == pytest.approx(learn_seconds(before, 100, 2))
     assert learn_seconds(found, 50, 2) == pytest.approx(learn_seconds(before, 50, 2) + 0.25)
     # Parts have a pass each: two spans of a rank are two of them.
     halves = [span._replace(args=span.args | {"seconds": 1.0, "passes": 0.75}) for span in STEP[-2:]]
     measurements = Measurements(SPEC)
     measurements.step(GROUPS, [*STEP[:-2], *halves, *halves])
-    measurements.fixed(0.25)
+    measurements.fixed(share / 2)  # as much as a part of half a step's tokens
     found = measurements.profile()
     parts = (0.75 + 0.5) * 2  # passes and log-probs, of the slowest in either
-    assert (found.learner.beta + found.learner.log_prob) * share == pytest.approx(parts - 2 * 0.25)
-    measurements.fixed(100.0)  # of another placement, with more tokens in a pass
-    found = measurements.profile()
-    assert (found.learner.per_pass, found.learner.beta) == (pytest.approx(parts / 2), 0.0)
+    assert found.learner.per_pass == pytest.approx(parts / 4)
+    assert (found.learner.beta + found.learner.log_prob) * share == pytest.approx(parts / 2)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        {"learner": SPEC.learner.model_copy(update={"tokens_per_micro_batch": 49})},
+        {"algorithm": SPEC.algorithm.model_copy(update={"mini_batches": 2})},
+        {"algorithm": SPEC.algorithm.model_copy(update={"epochs": 2})},
+    ],
+)
+def test_of_parts_of_several_passes_all_grows_with_tokens(several):
+    measurements = Measurements(SPEC.model_copy(update=several))
+    measurements.step(GROUPS, STEP)
+    before = measurements.profile()
+    measurements.fixed(25.0)
+    assert measurements.profile() == before
 
 
 def test_the_profile_is_read_back_as_it_was_written(tmp_path):

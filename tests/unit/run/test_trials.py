@@ -12,12 +12,11 @@ import pytest
 from rl_api.errors import DeadlineExceeded
 from rl_api.planner.profile import DecodeProfile, LearnerProfile, RunProfile
 from rl_api.run import RunSpec
-from rl_trainer.model.config import DecoderConfig
-from rl_trainer.model.excerpt import Excerpt
+from rl_trainer.flow.worker import Worker
 from rl_trainer.observe.timeline import MEASURED, Span
 from rl_trainer.profile.meters import EngineMeter
 from rl_trainer.run.profiler import Profiler
-from rl_trainer.run.trials import InTurn, Tried, contend, excerpts, per_pass
+from rl_trainer.run.trials import InTurn, contend, excerpts, fixed_tokens
 from rl_trainer.trajectory import Group
 
 PROFILE = RunProfile(
@@ -50,22 +49,30 @@ class Asked:
             beside,
             asked,
         )
+        self.besides: list[float] = []  # of the first times that all are asked
         self.late = 0  # times that it begins when the others are done
+        self.fixed, self.row, self.slow = (
+            0.25,
+            0.5,
+            1.0,
+        )  # of passes of two sizes, and of the first of them all
 
-    def one(self, rank: int, method: str, work: Any, seconds: float) -> Any:
+    def one(self, rank: int, method: str, work: Any, seconds: float, least: int = 2) -> Any:
         self.asked.append((method, f"{self.role} {rank}", work))
-        if isinstance(work, InTurn):
-            begin, told = 0.0, []
-            for piece in (work.first, work.second, work.first, work.second, work.first):
-                told.append((begin, begin + 0.25 + 0.5 * piece.rows))
-                begin = told[-1][1]
-            return SimpleNamespace(wait=lambda phase, timeout: [told])
-        return self._said([self.alone])
+        if not isinstance(work, InTurn):
+            return self._said([self.alone])
+        begin, told = 0.0, list[tuple[float, float]]()
+        for rows in [work.work.rows, work.few] * (least // 2):
+            took = (self.fixed + self.row * rows) * (self.slow if not told else 1.0)
+            told.append((begin, begin + took))
+            begin += took
+        return SimpleNamespace(wait=lambda phase, timeout: [told])
 
     def all(self, method: str, work: str, seconds: float) -> Any:
         self.asked.append((method, f"{self.role}s", work))
         self.late -= 1
-        return self._said([self.beside] * len(self.actors), 100.0 if self.late >= 0 else 0.0)
+        beside = self.besides.pop(0) if self.besides else self.beside
+        return self._said([beside] * len(self.actors), 100.0 if self.late >= 0 else 0.0)
 
     @staticmethod
     def _said(lengths: list[float], begin: float = 0.0) -> Any:
@@ -101,30 +108,66 @@ def test_one_computes_alone_and_then_all_do() -> None:
     ]
 
 
-def test_what_of_a_pass_does_not_grow_with_its_tokens(tmp_path: Path) -> None:
-    """A pass of r rows takes 0.25 + 0.5 r seconds, and a step's 10 rows of 20 tokens were measured to take 0.2 s."""
+def test_what_of_a_pass_does_not_grow_is_worth_so_many_tokens(tmp_path: Path) -> None:
+    """A pass of r rows of 20 tokens takes 0.25 + 0.5 r seconds: as much more as half a row, 10 tokens."""
     (tmp_path / "config.json").write_text(CONFIG)
     work, asked = excerpts(SPEC, PROFILE, tmp_path)["learner"], list[Any]()
     group: Any = Asked("learner", 2, 0.0, 0.0, asked)
-    whole = 0.001 * 10 * 20
-    assert per_pass(group, work, SPEC, PROFILE) == pytest.approx(whole * 0.25 / 5.25)
+    assert fixed_tokens(group, work) == pytest.approx(10)
     ((_, name, pieces),) = asked
-    assert (name, pieces.first.rows, pieces.second.rows) == ("learner 1", 10, 5)
-    # An excerpt of fewer rows tells of passes of all of them.
-    assert per_pass(group, replace(work, rows=3), SPEC, PROFILE) == pytest.approx(whole * 0.25 / 5.25)
-    known = PROFILE.model_copy(update={"learner": LearnerProfile(beta=0.001, per_pass=0.1)})
-    assert per_pass(group, work, SPEC, known) == pytest.approx((whole + 0.1) * 0.25 / 5.25)
-    assert per_pass(group, replace(work, rows=1), SPEC, PROFILE) is None
+    assert (name, pieces.work.rows, pieces.few) == ("learner 1", 10, 5)
+    # An excerpt of fewer rows tells the same, and one row cannot.
+    assert fixed_tokens(group, replace(work, rows=3)) == pytest.approx(10)
+    assert fixed_tokens(group, replace(work, rows=1)) is None
 
 
-def test_of_two_sizes_in_turn_the_first_call_is_of_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[int] = []
-    monkeypatch.setattr(Excerpt, "__call__", lambda self: lambda: done.append(self.rows))
-    config = DecoderConfig("llama", 32, 16, 1, 2, 1, 8, 32, 64)
-    once = InTurn(Excerpt(config, 4, 8, True, 1), Excerpt(config, 2, 8, True, 1))()
+@pytest.mark.parametrize(
+    ("fixed", "row", "slow", "expected"),
+    [
+        (0.25, 0.5, 4, 10),  # one pair is off by much
+        (-1.0, 0.5, 1, 0),  # fewer rows took less than their part
+        (9.0, 0.0, 1, None),  # as long with half of them
+        (9.0, -0.1, 1, None),
+        (9.0, 0.05, 1, None),  # 95 %
+    ],
+)
+def test_what_a_busy_machine_does_to_a_trial(
+    fixed: float, row: float, slow: float, expected: float | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(CONFIG)
+    work = excerpts(SPEC, PROFILE, tmp_path)["learner"]
+    group: Any = Asked("learner", 1, 0.0, 0.0, [])
+    group.fixed, group.row, group.slow = fixed, row, slow
+    assert fixed_tokens(group, work) == (expected if expected is None else pytest.approx(expected))
+
+
+def test_of_two_sizes_in_turn_both_were_cold_once() -> None:
+    done: list[int | None] = []
+
+    def work() -> Any:
+        return lambda most=None: done.append(most)
+
+    work.rows = 4  # type: ignore[attr-defined]
+    once = InTurn(work, 2)()  # type: ignore[arg-type]
     for _ in range(3):
         once()
-    assert done == [2, 4, 2]
+    assert done == [None, 2, 2, 4, 2]
+
+
+def test_a_worker_makes_as_many_pairs_as_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG)
+    work = excerpts(SPEC, PROFILE, tmp_path)["learner"]
+    assert len(Worker("learner 0").repeat(InTurn(work, 5), 0.0, 8)) == 8
+
+
+@pytest.mark.parametrize("besides", [[1.25, 4.0, 1.0], [1.0, 4.0, 1.25], [4.0, 1.25, 1.0]])
+def test_of_several_tries_the_middle_one_counts(besides: list[float]) -> None:
+    learner = Asked("learner", 1, 1.0, 1.25, [])
+    groups: Any = {"learner": learner, "sampler": Asked("sampler", 2, 2.0, 3.0, [])}
+    work: Any = {"learner": "passes"}
+    expected = contend(groups, work)
+    learner.besides = besides
+    assert contend(groups, work) == expected
 
 
 @pytest.mark.parametrize(("late", "tries", "known"), [(2, 5, True), (9, 9, False)])
@@ -145,14 +188,17 @@ def test_a_run_that_was_planned_by_a_profile_knows_what_was_tried_for_it(tmp_pat
         meter.decoded(0.001, active, 0)
     sampler = Span("sampler 0", MEASURED, 0.0, 0.0, meter.drain() | {"tool_seconds": 0.0})
     learner = Span("learner 0", MEASURED, 0.0, 0.0, {"seconds": 2.0, "passes": 1.0})
-    tried = PROFILE.model_copy(update={"learner": LearnerProfile(beta=0.001, contention=0.25, per_pass=0.5)})
-    for before, expected, fixed in ((None, None, None), (PROFILE, None, None), (tried, 0.25, 0.5)):
+    tried = PROFILE.model_copy(
+        update={"learner": LearnerProfile(beta=0.001, contention=0.25, per_pass=0.004)}
+    )
+    for before, expected, fixed in ((None, None, None), (PROFILE, None, None), (tried, 0.25, 4.0)):
         profiler = Profiler(SPEC, tmp_path, lambda said: None, before)
         profiler.measurements.step([Group(0, [0.0], [4], [6], [False], 0)], [sampler, learner])
         found = profiler.profile()
         assert found is not None
         assert (found.learner.contention, found.decode.contention) == (expected, None)
-        assert found.learner.per_pass == fixed
+        # Of 6 tokens, which took a second.
+        assert found.learner.per_pass == (fixed and pytest.approx(fixed / (6 + fixed)))
 
 
 def test_a_run_does_not_fail_of_what_is_tried_at_its_end(
@@ -161,20 +207,25 @@ def test_a_run_does_not_fail_of_what_is_tried_at_its_end(
     warned: list[str] = []
     profiler = Profiler(SPEC, tmp_path, warned.append)
 
-    def fails(profile: RunProfile) -> Tried:
+    def fails(profile: RunProfile) -> Any:
         raise DeadlineExceeded("sampler 0: no answer after 60 s while computing at once")
 
-    profiler.try_passes(fails)
+    profiler.try_contention(fails)
     assert warned == [], "nothing is known, nothing is tried"
     monkeypatch.setattr(profiler, "profile", lambda: PROFILE)
-    profiler.try_passes(fails)
+    profiler.try_contention(fails)
+    profiler.try_fixed(fails)
+    why = "is not known: sampler 0: no answer after 60 s while computing at once"
     assert warned == [
-        "what passes cost is not known: sampler 0: no answer after 60 s while computing at once"
+        f"what computing at once costs {why}",
+        f"what passes cost however few tokens they have {why}",
     ]
     told: list[Any] = []
     monkeypatch.setattr(profiler.measurements, "contended", told.append)
     monkeypatch.setattr(profiler.measurements, "fixed", told.append)
-    profiler.try_passes(lambda profile: None)
+    profiler.try_contention(lambda profile: None)
+    profiler.try_fixed(lambda profile: None)
     assert told == []
-    profiler.try_passes(lambda profile: Tried({"learner": profile.mean_length}, 0.5))
-    assert told == [{"learner": 12.0}, 0.5]
+    profiler.try_contention(lambda profile: {"learner": profile.mean_length})
+    profiler.try_fixed(lambda profile: 0.0)
+    assert told == [{"learner": 12.0}, 0.0]

@@ -33,8 +33,10 @@ class Worker:
             said["bytes"] = size = move()
         return size
 
-    def repeat(self, work: Callable[[], Callable[[], object]], seconds: float) -> list[tuple[float, float]]:
-        """Does what `work` returns again and again for `seconds`, at least twice.
+    def repeat(
+        self, work: Callable[[], Callable[[], object]], seconds: float, least: int = 2
+    ) -> list[tuple[float, float]]:
+        """Does what `work` returns again and again for `seconds`, `least` times at least.
 
         Returns when each of them began and ended, seconds since the epoch; one before them, of cold caches, is not told.
         """
@@ -42,7 +44,7 @@ class Worker:
         once()
         found: list[tuple[float, float]] = []
         began = time.time()
-        while len(found) < 2 or found[-1][1] - began < seconds:
+        while len(found) < least or found[-1][1] - began < seconds:
             start = time.time()
             once()
             found.append((start, time.time()))

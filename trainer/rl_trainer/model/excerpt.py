@@ -61,8 +61,9 @@ class Excerpt:
     def _large(self) -> bool:
         return self.operations > MOST_OPERATIONS or self.parameters > MOST_PARAMETERS
 
-    def __call__(self) -> Callable[[], None]:
-        """The model is there; returns what makes one pass. In the process that makes it, which has torch."""
+    def __call__(self) -> Callable[..., None]:
+        """The model is there; returns what makes one pass, of the first so many rows only where it is given a number. In the
+        process that makes it, which has torch."""
         import torch
         from torch.nn import functional
 
@@ -75,13 +76,13 @@ class Excerpt:
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self.config.vocab_size, (self.rows, self.length), generator=generator)
 
-        def learn() -> None:
-            logits = model(ids)
-            functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()  # type: ignore[no-untyped-call]
-            model.zero_grad(set_to_none=False)
+        def learn(most: int | None = None) -> None:
+            part = ids[:most]
+            logits = model(part)
+            functional.cross_entropy(logits.flatten(0, 1), part.flatten()).backward()  # type: ignore[no-untyped-call]
 
-        def decode() -> None:
+        def decode(most: int | None = None) -> None:
             with torch.inference_mode():
-                model(ids)
+                model(ids[:most])
 
         return learn if self.learns else decode

@@ -69,7 +69,7 @@ class Measurements:
     _means: dict[str, Mean] = field(default_factory=lambda: defaultdict(Mean))
     _idle: Idle = field(init=False)
     _contention: dict[str, float] = field(default_factory=dict)
-    _per_pass: float | None = None
+    _fixed_tokens: float | None = None
     _reads_again: bool = False
     _memory: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -125,9 +125,9 @@ class Measurements:
         """By role the `contention` that was tried."""
         self._contention = dict(shares)
 
-    def fixed(self, per_pass: float | None) -> None:
-        """Seconds of a pass however few tokens it has, as that was tried."""
-        self._per_pass = per_pass
+    def fixed(self, tokens: float) -> None:
+        """A pass takes as long as if it had so many more and nothing that does not grow with them, as that was tried."""
+        self._fixed_tokens = tokens
 
     def profile(self) -> RunProfile | None:
         """What was measured; None: not enough of it, as with an engine that tells nothing of its steps."""
@@ -197,13 +197,14 @@ class Measurements:
         return whole - each * active, each, per_cached_token
 
     def _fixed(self) -> tuple[float | None, float]:
-        """Seconds of a part's passes that do not grow with its tokens, and the share of all that does."""
-        if self._per_pass is None:
+        """Seconds of a part's passes that do not grow with its tokens, and the share of all that does. Not of parts of
+        several passes, of which there are fewer in smaller parts."""
+        algorithm, tokens, added = self.spec.algorithm, self._means["part"].value, self._fixed_tokens
+        several = algorithm.mini_batches * algorithm.epochs > 1
+        if added is None or several or not 0 < tokens <= self.spec.learner.tokens_per_micro_batch:
             return None, 1.0
-        each = sum(self._means[part].value for part in _PASSES)
-        whole = each * self._means["part"].value
-        fixed = min(self._per_pass, whole)
-        return fixed, 1 - fixed / whole
+        whole = tokens * sum(self._means[part].value for part in _PASSES)
+        return whole * added / (tokens + added), tokens / (tokens + added)
 
     def _took(self, role: str, span: Span) -> None:
         seconds = max(0.0, span.end - span.start)

@@ -22,6 +22,7 @@ from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.flow.turns import Turn
 from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
+from rl_trainer.model.excerpt import Excerpt
 from rl_trainer.model.shared_folder import SharedFolder, share_folder, stored_folder
 from rl_trainer.observe.timeline import Span, SpanRecorder
 from rl_trainer.placement.places import Placement
@@ -30,7 +31,7 @@ from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.run.broadcasts import Broadcasts
 from rl_trainer.run.remote_run import INITIAL
 from rl_trainer.run.residency import with_residency
-from rl_trainer.run.trials import Tried, contend, excerpts, per_pass
+from rl_trainer.run.trials import contend, excerpts, fixed_tokens
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
 from rl_trainer.weights.transports.publication import Publication
@@ -236,19 +237,22 @@ class Actors:
         published, _ = self.learners.publish(label)
         return self.samplers.evaluate(prompts, published, greedy=False)
 
-    def try_passes(self, profile: RunProfile, model: Path) -> Tried | None:
-        """How much slower the work of each role gets for each other process that computes at once, and what of a learner's
-        pass does not grow with its tokens: when samplers have been told to stop. None where that is not known: on GPUs, and
-        of engines and models that are not ours."""
-        tried = self.spec.sampler.engine == "torch" and not any(self.samplers.gpus)
-        work = excerpts(self.spec, profile, model) if tried else {}
-        if not work or not self.samplers.have_ended(ENDED_SECONDS):
-            return None
-        learners = self.learners.workers
-        shares = contend({"learner": learners, "sampler": self.samplers.workers}, work)
-        learned = work.get("learner")
-        fixed = None if learned is None else per_pass(learners, learned, self.spec, profile)
-        return Tried(shares, fixed)
+    def contention(self, profile: RunProfile, model: Path) -> dict[str, float] | None:
+        """By role how much slower its work gets for each other process that computes at once: tried, when samplers have been
+        told to stop. None where that is not known: on GPUs, and of engines and models that are not ours."""
+        groups = {"learner": self.learners.workers, "sampler": self.samplers.workers}
+        return contend(groups, self._tried(profile, model)) or None
+
+    def fixed_tokens(self, profile: RunProfile, model: Path) -> float | None:
+        """See `trials.fixed_tokens`: tried, when samplers have been told to stop. None where that is not known: as with
+        `contention`, and of LoRA, whose passes are others."""
+        work = self._tried(profile, model).get("learner")
+        return None if work is None or self.spec.learner.lora else fixed_tokens(self.learners.workers, work)
+
+    def _tried(self, profile: RunProfile, model: Path) -> dict[str, Excerpt]:
+        known = self.spec.sampler.engine == "torch" and not any(self.samplers.gpus)
+        work = excerpts(self.spec, profile, model) if known else {}
+        return work if work and self.samplers.have_ended(ENDED_SECONDS) else {}
 
     def drain_spans(self) -> list[Span]:
         """What driver and actors did since the last call."""

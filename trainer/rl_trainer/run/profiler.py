@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rl_api import RunSpec
 from rl_api.errors import RLTrainError
+from rl_api.planner.cost import fixed_tokens
 from rl_api.planner.profile import PROFILE_FILE, RunProfile, save_profile
 from rl_trainer.error_text import first_line
 from rl_trainer.observe.timeline import Span
 from rl_trainer.profile.run_profile import Measurements
-from rl_trainer.run.trials import Tried
 from rl_trainer.storage.files import writing
 from rl_trainer.trajectory import Group
 
+T = TypeVar("T")
 # Steps between two writings.
 EVERY_STEPS = 10
 
@@ -32,7 +34,8 @@ class Profiler:
         if before is not None:
             said = {"learner": before.learner.contention, "sampler": before.decode.contention}
             self.measurements.contended({role: one for role, one in said.items() if one is not None})
-            self.measurements.fixed(before.learner.per_pass)
+            if (fixed := fixed_tokens(before.learner)) is not None:
+                self.measurements.fixed(fixed)
         self._warn, self._warned = warn, False
         self._path = folder / PROFILE_FILE
         self._written = 0
@@ -53,18 +56,25 @@ class Profiler:
         self.measurements.switched(spans)
         self._written = 0
 
-    def try_passes(self, tried: Callable[[RunProfile], Tried | None]) -> None:
-        """Learners and samplers compute, to know what costs what (None: not of these). Where that fails it is a warning: the
-        run has done all that it is for."""
+    def try_contention(self, tried: Callable[[RunProfile], Mapping[str, float] | None]) -> None:
+        """Learners and samplers compute at once, to know what that costs: `tried` says it by role. Where that fails it is a
+        warning: the run has done all that it is for."""
+        self._try(tried, self.measurements.contended, "computing at once costs")
+
+    def try_fixed(self, tried: Callable[[RunProfile], float | None]) -> None:
+        """Learners make passes of two sizes, to know what does not grow with tokens: see `Measurements.fixed`. Where that
+        fails it is a warning."""
+        self._try(tried, self.measurements.fixed, "passes cost however few tokens they have")
+
+    def _try(self, tried: Callable[[RunProfile], T | None], keep: Callable[[T], None], what: str) -> None:
         profile = self.profile()
         if profile is None:
             return
         try:
             if (found := tried(profile)) is not None:
-                self.measurements.contended(found.contention)
-                self.measurements.fixed(found.per_pass)
+                keep(found)
         except RLTrainError as error:
-            self._warn(f"what passes cost is not known: {first_line(error)}")
+            self._warn(f"what {what} is not known: {first_line(error)}")
         self._written = 0
 
     def profile(self) -> RunProfile | None:

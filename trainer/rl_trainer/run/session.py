@@ -76,7 +76,7 @@ class Session(Attempt):
             debug: Ray's own lines are shown.
             dashboard: Ray has its dashboard.
             try_switches: the profile says too what a run that shares no device cannot know: what it takes learners to leave
-                one and to come back, and what it costs to compute at once.
+                one and to come back, what it costs to compute at once, and what passes cost however few tokens they have.
         """
         super().__init__(run, folder, console)
         self.debug, self.dashboard, self.try_switches = debug, dashboard, try_switches
@@ -369,7 +369,8 @@ class Session(Attempt):
         self.actors.buffer.stop()
         if self.try_switches and not self.spec.shared_samplers:  # else they are measured all the time
             learners = self.actors.learners
-            self.profiler.try_passes(partial(self.actors.try_passes, model=self.inputs.model))
+            self.profiler.try_contention(partial(self.actors.contention, model=self.inputs.model))
+            self.profiler.try_fixed(partial(self.actors.fixed_tokens, model=self.inputs.model))
             self.profiler.try_switches(learners.offload, learners.onload)
         self._export(self.folder.final)
         self.recorder.timeline.write(self.actors.drain_spans())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -18,23 +18,12 @@ from rl_trainer.profile.contention import contention
 # Seconds of pieces of work by one process, and by all: in turn, as the speed of a machine changes from second to second. By
 # all again, for longer, where a busy machine has let one of them begin when the others were done.
 _ROUNDS, _ALONE, _TOGETHER = 3, 0.3, (0.5, 1.0, 2.0)
-# Seconds of passes of two sizes in turn.
-_IN_TURN = 1.5
+# Seconds of passes of two sizes in turn, and pairs of them at least.
+_IN_TURN, _PAIRS = 1.5, 4
+# Of a pass; more of it is the machine's doing.
+_MOST_FIXED = 0.9
 # For answers of processes that have nothing else to do.
 _PATIENCE = 60.0
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What was found.
-
-    Attributes:
-        contention: by role `contention`; without roles of which nothing can be said.
-        per_pass: seconds of a learner's pass that do not grow with its tokens; None: not known.
-    """
-
-    contention: dict[str, float] = field(default_factory=dict)
-    per_pass: float | None = None
 
 
 def excerpts(spec: RunSpec, profile: RunProfile, model: Path) -> dict[str, Excerpt]:
@@ -43,58 +32,48 @@ def excerpts(spec: RunSpec, profile: RunProfile, model: Path) -> dict[str, Excer
         config = read_config(model)
     except UnsupportedModelError:
         return {}
-    length = _length(profile)
+    length = max(1, round(profile.prompt_tokens + profile.mean_length))
+    rows = min(profile.answers // spec.learner.ranks, spec.learner.tokens_per_micro_batch // length)
     active = min(profile.decode.slots, profile.answers // spec.sampler.replicas)
     found = {
-        "learner": Excerpt(config, _rows(spec, profile), length, True, spec.learner.threads).short(),
+        "learner": Excerpt(config, max(1, rows), length, True, spec.learner.threads).short(),
         "sampler": Excerpt(config, max(1, active), 1, False, spec.sampler.threads).short(),
     }
     return {role: piece for role, piece in found.items() if piece is not None}
 
 
-def _length(profile: RunProfile) -> int:
-    return max(1, round(profile.prompt_tokens + profile.mean_length))
-
-
-def _rows(spec: RunSpec, profile: RunProfile) -> int:
-    """Sequences of a learner's pass."""
-    most = spec.learner.tokens_per_micro_batch // _length(profile)
-    return max(1, min(profile.answers // spec.learner.ranks, most))
-
-
 @dataclass(frozen=True)
 class InTurn:
-    """Work of two sizes, one after the other."""
+    """Work, and less of it, in turn: of `few` of its rows."""
 
-    first: Excerpt
-    second: Excerpt
+    work: Excerpt
+    few: int
 
     def __call__(self) -> Callable[[], None]:
-        """See `Excerpt`; the first call is of the second one."""
-        turns = cycle([self.second(), self.first()])
-        return lambda: next(turns)()
+        """See `Excerpt`; both have been done once, and the next one is of few rows."""
+        once = self.work()
+        once()
+        once(self.few)
+        rows = cycle([self.few, self.work.rows])
+        return lambda: once(next(rows))
 
 
-def per_pass(group: WorkerGroup, work: Excerpt, spec: RunSpec, profile: RunProfile) -> float | None:
-    """Seconds of a learner's pass that do not grow with its tokens: of passes of `work`, and of half of it, a straight line;
-    its share at no tokens, of what a pass was measured to take. None: a single sequence has no half.
+def fixed_tokens(group: WorkerGroup, work: Excerpt) -> float | None:
+    """Tokens for which a learner's pass takes as long as for what does not grow with them: of a straight line through passes
+    of `work` and of half of it. None: a single sequence has no half, or what was measured makes no sense.
 
     Raises as `Handle.wait`.
     """
-    few = replace(work, rows=work.rows // 2)
-    if not few.rows:
+    few = work.rows // 2
+    if not few:
         return None
-    (told,) = group.one(min(group.actors), "repeat", InTurn(work, few), _IN_TURN).wait(
-        "computing alone", _PATIENCE
-    )
-    seconds = [end - begin for begin, end in told]  # the first one was not told
+    handle = group.one(min(group.actors), "repeat", InTurn(work, few), _IN_TURN, 2 * _PAIRS)
+    (told,) = handle.wait("computing alone", _PATIENCE)
+    seconds = [end - begin for begin, end in told]  # the first one of few rows was not told
     less = statistics.median(half / whole for whole, half in zip(seconds[::2], seconds[1::2], strict=False))
-    each = (1 - less) / (work.rows - few.rows)
-    rows, fixed = _rows(spec, profile), max(0.0, 1 - each * work.rows)
-    learner = profile.learner
-    measured = (learner.beta + learner.log_prob + learner.value) * rows * _length(profile)
-    share = fixed / (fixed + each * rows) if each > 0 else 1.0
-    return share * (measured + (learner.per_pass or 0.0))
+    each = (1 - less) / (work.rows - few)
+    fixed = max(0.0, 1 - each * work.rows)
+    return fixed / each * work.length if fixed <= _MOST_FIXED else None
 
 
 def contend(groups: Mapping[str, WorkerGroup], work: Mapping[str, Excerpt]) -> dict[str, float]:

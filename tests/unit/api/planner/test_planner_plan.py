@@ -142,7 +142,10 @@ def test_a_profile_that_is_wrong_changes_nothing_or_it_is_said_what_is_lost() ->
 
 
 def test_times_of_a_profile_are_multiplied_where_they_are_wrong() -> None:
+    learner = PROFILE.learner.model_copy(update={"per_pass": 0.25})
+    fixed = scaled_profile(PROFILE.model_copy(update={"learner": learner}), 2.0, 0.5)
     other = scaled_profile(PROFILE, rollout=2.0, training=0.5)
+    assert (fixed.learner.per_pass, other.learner.per_pass) == (0.125, None)
     assert other.decode.base == 0.02
     assert other.learner.beta == 0.0005
     assert Rollout(other).curve(2).seconds == pytest.approx(2 * Rollout(PROFILE).curve(2).seconds)
