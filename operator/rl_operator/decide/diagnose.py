@@ -374,8 +374,8 @@ def no_quota(refusal: str) -> Diagnosis | None:
 
 
 def dead_pods(world: World, attempt: int) -> Iterator[Diagnosis]:
-    """The pods of an attempt whose end may explain the attempt's: killed for their memory, or with their node. The head
-    first."""
+    """The pods of an attempt whose end may explain the attempt's: killed for their memory, or with their node, which may
+    still have its pods: one that is frozen closes no connection, and whoever waits for it says only that. The head first."""
     for pod in sorted(world.pods, key=lambda pod: (pod.role != "head", pod.name)):
         if pod.attempt != attempt:
             continue
@@ -384,3 +384,5 @@ def dead_pods(world: World, attempt: int) -> Iterator[Diagnosis]:
             yield Diagnosis("OutOfMemory", out_of_memory(pod), pod.role)
         elif (taken := _taken_away(pod)) is not None:
             yield taken
+        elif _unanswered(pod, world):
+            yield _said(pod, "NodeLost", f"node {pod.node} of pod {pod.name} was lost: it does not answer")

@@ -16,7 +16,7 @@ from operator_worlds import (
 
 from rl_api.progress import Attempt, RunStatus
 from rl_operator.decide.attempt.outcome import Outcome, back_off, code_of, failures, final_word, outcome
-from rl_operator.model.seen import Container, World
+from rl_operator.model.seen import Container, Event, World
 
 KILLED = (Container("ray", ended="OOMKilled", exit_code=137),)
 
@@ -137,6 +137,47 @@ def test_pods_of_another_attempt_explain_nothing() -> None:
     found = outcome(World(run=make_run(), rays=(failed_ray(EXIT.format(1)),), pods=(pod,)), 1)
     assert found is not None
     assert found.code == "AppFailed"
+
+
+@pytest.mark.parametrize(
+    ("role", "ready", "about", "reason"),
+    [
+        (
+            "learner",
+            False,
+            "learner",
+            "NodeLost: learner: node node-1 of pod sums-1-learner-0 was lost: it does not answer",
+        ),
+        (
+            "learner",
+            True,
+            "learner",
+            "AppFailed: sampler 0: weights of version 7 did not arrive",
+        ),  # it has come back
+        ("learner", False, "sampler", "AppFailed: sampler 0: weights of version 7 did not arrive"),
+        (
+            "sampler",
+            False,
+            "sampler",
+            "NodeLost: sampler: node node-1 of pod sums-1-sampler-0 was lost: it does not answer",
+        ),
+    ],
+)
+def test_a_node_that_does_not_answer_explains_what_the_driver_waited_for(
+    role: str, ready: bool, about: str, reason: str
+) -> None:
+    """Whoever is first to give up names what it waited for: here a version whose learner is frozen."""
+    message = EXIT.format(1) + "rltrain: sampler 0: weights of version 7 did not arrive\n"
+    event = Event("Pod", f"sums-1-{about}-0", "NodeNotReady", "Node is not ready")
+    world = World(
+        run=make_run(),
+        rays=(failed_ray(message.replace("rltrain: said so\n", "")),),
+        pods=(make_pod(role, phase="Running", ready=ready),),
+        events=(event,),
+    )
+    found = outcome(world, 1)
+    assert found is not None
+    assert f"{found.code}: {found.sentence}" == reason
 
 
 @pytest.mark.parametrize(
