@@ -161,8 +161,7 @@ def operations(profile: RunProfile, spec: RunSpec) -> list[str]:
     per_token = trained / (sum(group) + prompt * profile.group_size)
     parts = profile.prompts_per_step / part_groups(spec)
     fixed = parts * (learner.per_pass or 0.0) * profile.devices.learner / profile.tokens
-    took = learner.beta + learner.log_prob + learner.value + fixed
-    rows += [("learning", f"{_rate(per_token / took)} of a rank")]
+    rows += [("learning", f"{_rate(per_token / (learner.per_token + fixed))} of a rank")]
     return [f"{label:<12}{text}" for label, text in rows]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rl_api.planner.profile import LearnerProfile, RoleMemory, RunProfile, SwitchProfile
+from rl_api.planner.profile import RoleMemory, RunProfile, SwitchProfile
 
 WAKE_SECONDS: Final = 0.004
 """Until a role that takes a device over works there, of runs that share none: two calls between actors of Ray."""
@@ -37,14 +37,7 @@ def learn_seconds(profile: RunProfile, tokens: float, ranks: int, samplers: floa
     """
     learner = profile.learner
     slower = crowded(learner.contention, ranks - 1 + samplers, profile.devices.learner_company)
-    each = learner.beta + learner.log_prob + learner.value
-    return learner.alpha + slower * ((learner.per_pass or 0.0) + each * tokens / ranks)
-
-
-def fixed_tokens(learner: LearnerProfile) -> float | None:
-    """Tokens of a rank that take as long as what of a part's passes does not grow with tokens; None: not known."""
-    each = learner.beta + learner.log_prob + learner.value
-    return learner.per_pass / each if learner.per_pass is not None and each else None
+    return learner.alpha + slower * ((learner.per_pass or 0.0) + learner.per_token * tokens / ranks)
 
 
 def decode_crowded(profile: RunProfile, others: float) -> float:

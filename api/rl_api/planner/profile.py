@@ -85,6 +85,16 @@ class LearnerProfile(Model):
     contention: float | None = Field(default=None, ge=0, le=1)
     """As of decoding: the share by which passes take longer for each other process that computes at once."""
 
+    @property
+    def per_token(self) -> float:
+        """Seconds per token of a rank, of all its passes."""
+        return self.beta + self.log_prob + self.value
+
+    @property
+    def fixed_tokens(self) -> float | None:
+        """Tokens of a rank that take as long as `per_pass`; None: not known."""
+        return self.per_pass / self.per_token if self.per_pass is not None and self.per_token else None
+
 
 class SwitchProfile(Model):
     """What it costs a role to take devices over from another one, and to leave them."""

@@ -1,6 +1,6 @@
 import pytest
 
-from rl_api.planner.cost import fixed_tokens, learn_seconds
+from rl_api.planner.cost import learn_seconds
 from rl_api.planner.profile import load_profile, save_profile
 from rl_api.run import RunSpec
 from rl_trainer.observe.timeline import MEASURED, Span
@@ -220,7 +220,7 @@ def test_what_of_a_pass_does_not_grow_with_tokens_is_as_it_was_tried_and_the_res
     found = measurements.profile()
     assert found.learner.per_pass == pytest.approx(0.5)
     assert found.learner.beta == pytest.approx(1.5 / share * (1 - 0.5 / 2))
-    assert fixed_tokens(found.learner) == pytest.approx(share / 3)
+    assert found.learner.fixed_tokens == pytest.approx(share / 3)
     assert learn_seconds(found, 100, 2) == pytest.approx(learn_seconds(before, 100, 2))
     assert learn_seconds(found, 50, 2) == pytest.approx(learn_seconds(before, 50, 2) + 0.25)
     # Parts have a pass each: two spans of a rank are two of them.

@@ -51,11 +51,8 @@ class Asked:
         )
         self.besides: list[float] = []  # of the first times that all are asked
         self.late = 0  # times that it begins when the others are done
-        self.fixed, self.row, self.slow = (
-            0.25,
-            0.5,
-            1.0,
-        )  # of passes of two sizes, and of the first of them all
+        self.fixed, self.row = 0.25, 0.5  # seconds of a pass, and of each of its rows
+        self.slow = 1.0  # how much longer the first of them takes
 
     def one(self, rank: int, method: str, work: Any, seconds: float, least: int = 2) -> Any:
         self.asked.append((method, f"{self.role} {rank}", work))

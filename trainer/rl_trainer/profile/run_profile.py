@@ -134,10 +134,10 @@ class Measurements:
         coefficients, trained = self._decode.fit(), self._means["passes"]
         if coefficients is None or not trained.weight or not self.lengths.kept:
             return None
-        base, per_active, per_cached_token = self._split(coefficients)
+        per_pass, grows = self._fixed()
+        base, per_active, per_cached_token = self._split(coefficients, grows * trained.value)
         spec, prefill = self.spec, self._means["prefill"].value
         mean = {name: self._means[name].value for name in ("prompt", "score", "tool", "rest", *_PARTS)}
-        per_pass, grows = self._fixed()
         limit = spec.sampler.max_new_tokens
         return RunProfile(
             devices=DevicesProfile(
@@ -168,7 +168,7 @@ class Measurements:
             learner=LearnerProfile(
                 alpha=mean["rest"],
                 per_pass=per_pass,
-                beta=grows * mean["passes"],
+                beta=grows * trained.value,
                 all_reduce=mean["reduce"],
                 optimizer=mean["optimizer"],
                 log_prob=grows * mean["log_probs"],
@@ -184,15 +184,16 @@ class Measurements:
             memory=Memories(learner=self._role("learner"), sampler=self._role("sampler")),
         )
 
-    def _split(self, fitted: tuple[float, ...]) -> tuple[float, float, float]:
+    def _split(self, fitted: tuple[float, ...], learned: float) -> tuple[float, float, float]:
         """What a decode step takes for each sequence, where all steps had as many and a fit cannot know it: as for a token
-        of learners, of whose seconds the forward pass is a third (2 of 6 operations per parameter: Kaplan et al. 2020)."""
+        of learners, of whose `learned` seconds the forward pass is a third (2 of 6 operations per parameter: Kaplan et al.
+        2020)."""
         base, per_active, per_cached_token = fitted
         if self._decode.varies(1):
             return base, per_active, per_cached_token
         active = self._decode.mean(1)
         whole = base + per_active * active
-        token = self._fixed()[1] * self._means["passes"].value / 3 / max(1, self.spec.sampler.devices)
+        token = learned / 3 / max(1, self.spec.sampler.devices)
         each = min(whole / active, token)
         return whole - each * active, each, per_cached_token
 

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from rl_api import RunSpec
 from rl_api.errors import RLTrainError
-from rl_api.planner.cost import fixed_tokens
 from rl_api.planner.profile import PROFILE_FILE, RunProfile, save_profile
 from rl_trainer.error_text import first_line
 from rl_trainer.observe.timeline import Span
@@ -34,7 +33,7 @@ class Profiler:
         if before is not None:
             said = {"learner": before.learner.contention, "sampler": before.decode.contention}
             self.measurements.contended({role: one for role, one in said.items() if one is not None})
-            if (fixed := fixed_tokens(before.learner)) is not None:
+            if (fixed := before.learner.fixed_tokens) is not None:
                 self.measurements.fixed(fixed)
         self._warn, self._warned = warn, False
         self._path = folder / PROFILE_FILE

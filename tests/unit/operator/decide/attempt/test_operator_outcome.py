@@ -148,12 +148,8 @@ def test_pods_of_another_attempt_explain_nothing() -> None:
             "learner",
             "NodeLost: learner: node node-1 of pod sums-1-learner-0 was lost: it does not answer",
         ),
-        (
-            "learner",
-            True,
-            "learner",
-            "AppFailed: sampler 0: weights of version 7 did not arrive",
-        ),  # it has come back
+        # It has come back.
+        ("learner", True, "learner", "AppFailed: sampler 0: weights of version 7 did not arrive"),
         ("learner", False, "sampler", "AppFailed: sampler 0: weights of version 7 did not arrive"),
         (
             "sampler",
@@ -167,11 +163,11 @@ def test_a_node_that_does_not_answer_explains_what_the_driver_waited_for(
     role: str, ready: bool, about: str, reason: str
 ) -> None:
     """Whoever is first to give up names what it waited for: here a version whose learner is frozen."""
-    message = EXIT.format(1) + "rltrain: sampler 0: weights of version 7 did not arrive\n"
+    message = EXIT.format(1).replace("said so", "sampler 0: weights of version 7 did not arrive")
     event = Event("Pod", f"sums-1-{about}-0", "NodeNotReady", "Node is not ready")
     world = World(
         run=make_run(),
-        rays=(failed_ray(message.replace("rltrain: said so\n", "")),),
+        rays=(failed_ray(message),),
         pods=(make_pod(role, phase="Running", ready=ready),),
         events=(event,),
     )
