@@ -27,7 +27,8 @@ class PlannedPlacement(StatusModel):
     hand_over_at: float | None = Field(default=None, gt=0, le=1)
     """Share of the step's groups that are finished when shared samplers hand over; null: when learners want the devices."""
     residency: Literal["auto", "swap", "keep"] = "auto"
-    """What becomes of a role's tensors while the other has the devices."""
+    """What becomes of a role's tensors while the other has the devices, as the run's spec has it: auto is decided in each
+    attempt, by its devices."""
     predicted_step_seconds: float | None = Field(default=None, ge=0.0)
     """Seconds of a step as they are predicted."""
     reason: str = ""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_api import load_run
 from rl_api.errors import InvalidConfig
+from rl_api.planner.of_run import under_limit
+from rl_api.planner.profile import load_profile
 from rl_api.run import RunSpec
 from rl_api.sizes.run_plan import Place, RunPlan, learner_layout, refuse_others
 from rl_api.sizes.step_seconds import (
@@ -43,7 +46,7 @@ class Profile:
 def profile(folder: Path, spec: RunSpec, plan: RunPlan) -> Profile:
     """Seconds of a step of `spec`, whose plan is `plan`, by what the run of `folder` measured.
 
-    Answers are taken to be as long as those measured, in proportion to sampler.maxNewTokens.
+    Answers are taken to be as long as those measured, under its own sampler.maxNewTokens (`_length`).
 
     Raises:
         InvalidConfig: the folder is none of a run of rltrain's own trainer that finished a step, or a server decodes for
@@ -101,7 +104,8 @@ def profile(folder: Path, spec: RunSpec, plan: RunPlan) -> Profile:
         answers=answers,
         tokens=tokens,
     )
-    length = tokens / answers / ran.sampler.max_new_tokens * spec.sampler.max_new_tokens
+    cut = [record.truncated_fraction for record in records if math.isfinite(record.truncated_fraction)]
+    length = _length(folder, ran, spec.sampler.max_new_tokens, tokens / answers, _mean(cut) if cut else 0.0)
     planned, wanted = planned_work(spec, plan, length)
     gpus, asked = learner_gpus(folder), ran.learner.resources
     if gpus is None and asked is not None and asked.accelerators is not None:
@@ -113,6 +117,19 @@ def profile(folder: Path, spec: RunSpec, plan: RunPlan) -> Profile:
     )
     warnings = _far_off(folder, gpus, shape.parameters, plan)
     return Profile(scaled(steps, checkpoints, measured, planned, wanted), source, warnings)
+
+
+def _length(folder: Path, ran: RunSpec, limit: int, mean: float, cut: float) -> float:
+    """Tokens of an answer with the longest one allowed at `limit`: see `under_limit`. `mean`: of those measured, of which
+    the share `cut` ended at their limit.
+
+    How long single answers were is in the run's profile; without one, none gets shorter than the mean with a lower limit.
+    """
+    measured = ran.sampler.max_new_tokens
+    with suppress(InvalidConfig):
+        lengths = load_profile(folder).lengths
+        return mean * sum(under_limit(lengths, measured, limit)) / max(1, sum(lengths))
+    return min(mean, float(limit)) if limit <= measured else mean + cut * (limit - measured)
 
 
 def _far_off(folder: Path, gpus: bool | None, parameters: int, plan: RunPlan) -> tuple[str, ...]:

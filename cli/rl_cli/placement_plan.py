@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_api.planner.gantt import as_svg, as_text
+from rl_api.planner.of_run import of_run
 from rl_api.planner.plan import Alternative, Plan, make_plan, predict, seconds_text
 from rl_api.planner.profile import RunProfile, load_profile
 from rl_api.planner.room import placement_of, room_of
@@ -79,26 +80,19 @@ def _row(one: Alternative) -> list[str]:
     ]
 
 
-def placement_plan(path: Path, spec: RunSpec) -> PlacementPlan:
+def placement_plan(
+    path: Path, spec: RunSpec, memory: int | None = None, said: int | None = None
+) -> PlacementPlan:
     """The placement of a run by the profile at `path`, a file or a run folder.
 
-    Its answers are taken to be as long as those measured, in proportion to sampler.maxNewTokens.
+    `memory`: bytes of one of the run's accelerators where the profile does not know it, None: nobody does; `said`: the same
+    whatever the profile knows, of the user's.
 
     Raises InvalidConfig: the profile cannot be read, a server decodes for the run, or nothing fits.
     """
     refuse_servers(spec, "the run that is planned", "--profile-of")
     measured = load_profile(path, "--profile-of")
-    limit = spec.sampler.max_new_tokens
-    ratio = 1.0 if measured.limit is None else limit / measured.limit
-    profile = measured.model_copy(
-        update={
-            "group_size": spec.algorithm.group_size,
-            "prompts_per_step": spec.algorithm.prompts_per_step,
-            "max_staleness": spec.buffer.max_staleness,
-            "lengths": tuple(min(limit, max(1, round(length * ratio))) for length in measured.lengths),
-            "limit": limit,
-        }
-    )
+    profile = of_run(measured, spec, said or measured.devices.memory or memory)
     plan = make_plan(profile, room_of(spec))
     source = f"{measured.steps} steps of {path}" if measured.steps else f"the prior in {path}"
     return PlacementPlan(plan, profile, source, spec, predict(profile, plan.placement))

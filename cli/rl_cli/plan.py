@@ -38,7 +38,8 @@ accelerators have the memory of their pods.
 
 Seconds per step are known from what another run measured on the same kind of devices: --measured names its folder.
 Which devices samplers and learners should share, when, and in what pieces, is planned from the profile that a run writes
-(placement-profile.json): --profile-of names it, or the run's folder. See docs/placement.md.
+(placement-profile.json): --profile-of names it, or the run's folder. It has to fit into accelerators of --device-memory, else of
+those measured, else of the profile's pools. See docs/placement.md.
 
 Exit code 0: all roles fit, as far as the size of their devices is known; 2: one does not, and the last lines on standard
 error say the smallest change with which it would."""
@@ -100,7 +101,10 @@ def _plan(args: argparse.Namespace) -> int:
         spec, shape_of(spec.model), places[LEARNER], places[SAMPLER], _scoring(spec, places.get(REWARD_MODEL))
     )
     found = None if args.measured is None else profile(Path(args.measured), spec, plan)
-    placed = None if args.profile_of is None else placement_plan(Path(args.profile_of), spec)
+    placed = None
+    if args.profile_of is not None:
+        known = _accelerator(places[LEARNER], places[SAMPLER])
+        placed = placement_plan(Path(args.profile_of), spec, known, args.device_memory)
     if args.svg:
         _write("--svg", Path(args.svg), picture(plan))
     if args.gantt and placed is not None:
@@ -178,6 +182,12 @@ def _here(spec: RunSpec, memory: int | None) -> dict[str, Place]:
         SAMPLER: Place(samplers, per_sampler, device, per_node=whole),
     }
     return places | ({REWARD_MODEL: Place(judges, 1, device, per_node=whole)} if judges else {})
+
+
+def _accelerator(*places: Place) -> int | None:
+    """Bytes of the smallest accelerator of these places; None: there are none, or of none it is known."""
+    sizes = [place.device.memory for place in places if place.accelerated and place.device is not None]
+    return min(sizes, default=None)
 
 
 def _of_role(role: Role, memory: int | None) -> Place:

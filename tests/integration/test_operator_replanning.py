@@ -82,6 +82,7 @@ def test_a_run_is_given_the_placement_that_its_driver_wants(kube: KubeApi, tmp_p
     (config,) = [one for one in there("configmaps") if one["metadata"]["name"] == "moved-2"]
     placement = yaml.safe_load(config["data"]["run.yaml"])["spec"]["placement"]
     assert (placement["mode"], placement["sharedSamplers"], placement["partGroups"]) == ("auto", 1, 4)
+    assert placement["residency"] == "auto", "the next attempt decides it by its own devices"
     found = status()
     first, second = found["attempts"]
     assert first["reason"] == (

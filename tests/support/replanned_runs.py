@@ -56,9 +56,9 @@ def placement(decision: Decision) -> PlacementStatus:
     return decision.status.placement
 
 
-def stopped(story: Story) -> Decision:
+def stopped(story: Story, wanted: WantedPlacement = HYBRID) -> Decision:
     """From what the driver wants to the end of the attempt."""
-    story.look(reading=wanting())
+    story.look(reading=wanting(wanted))
     story.answered("done")
     return story.look(rays=(), pods=())
 

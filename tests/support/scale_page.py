@@ -131,8 +131,10 @@ checkpoints from `timeline.json`) and scales them to the run that is planned, on
 
 Passes are counted in forward ones: a backward pass is two (arXiv 2001.08361, 2.1) or with LoRA one, activation
 checkpointing and a KL reference are one more each, and a critic learns with passes of its own. Answers are taken to be as
-long in proportion to `sampler.maxNewTokens`. With `buffer.maxStaleness` above 0 a step takes as long as the slower of
-sampling (generating and scoring) and learning (training and publishing), else as long as both. Small models leave devices
+long as those measured: a lower `sampler.maxNewTokens` cuts those that are longer, as the run's `placement-profile.json` has
+them (without one only their mean is cut), and with a higher one those that were cut are taken to reach it too. With
+`buffer.maxStaleness` above 0 a step takes as long as the slower of sampling (generating and scoring) and learning (training
+and publishing), else as long as both. Small models leave devices
 idle between products and short answers leave attention cheap, so measure a run that is like the one planned: the same
 model and devices, and a few steps. Where one of the two was on GPUs and the other is not, or parameters are more than ten
 times apart, a sentence says so; where a server decodes (`sampler.engine: endpoint`) it is refused.

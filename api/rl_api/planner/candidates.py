@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from rl_api.planner.profile import RunProfile
 from rl_api.planner.rollout import Curve, Rollout
 from rl_api.planner.room import Room
 from rl_api.planner.search import Element, Stage, counts_of, search
-from rl_api.sizes.residency import residency
+from rl_api.sizes.residency import Wanted, residency
 
 
 def part_sizes(groups: int, room: Room) -> list[int]:
@@ -46,8 +45,8 @@ def candidates(profile: RunProfile, room: Room, rollout: Rollout) -> list[Placem
                 found.update(_placements(element, profile, room, size))
     if room.now is not None:
         found.update(replace(room.now, part_groups=size) for size in part_sizes(groups, room))
-    moved = {replace(one, movable=room.movable) for one in found}
-    return [placed for one in moved for placed in _resident(one, profile, room) if _allowed(placed, room)]
+    moved = {resident(replace(one, movable=room.movable), profile, room.residency) for one in found}
+    return [one for one in moved if _fits(one, profile) and _allowed(one, room)]
 
 
 def stages_of_run(profile: RunProfile, room: Room, rollout: Rollout, parts: int) -> list[Stage]:
@@ -118,18 +117,25 @@ def _collocated(room: Room, learners: int, groups: int) -> Iterable[Placement]:
         yield Placement(learners, learners, learners, groups, None, room.interrupt)
 
 
-def _resident(placement: Placement, profile: RunProfile, room: Room) -> Iterable[Placement]:
-    """The placement with tensors that stay where they fit, or that move where that fits."""
-    memory = profile.devices.memory
-    limit = math.inf if memory is None else memory
+def resident(placement: Placement, profile: RunProfile, wanted: Wanted) -> Placement:
+    """The placement with what becomes of tensors on its shared devices, as trainers decide it (`rl_api.sizes.residency`)."""
     if placement.shared == 0:
-        if max(learner_bytes(profile, placement.learners), sampler_bytes(profile)) <= limit:
-            yield placement
-        return
-    both = shared_bytes(profile, placement.learners, swap=False)
-    swap = residency(room.residency, both, memory) == "swap"
-    if shared_bytes(profile, placement.learners, swap) <= limit:
-        yield replace(placement, swap=swap)
+        return placement
+    learner, sampler = profile.memory.learner, profile.memory.sampler
+    known = learner.weights and (sampler.weights or sampler.least)
+    both = shared_bytes(profile, placement.learners, swap=False) if known else None
+    memory = profile.devices.memory
+    swap = residency(wanted, both, memory, accelerated=memory is not None) == "swap"
+    return replace(placement, swap=swap)
+
+
+def _fits(placement: Placement, profile: RunProfile) -> bool:
+    memory, learners = profile.devices.memory, placement.learners
+    if memory is None:
+        return True
+    if placement.shared:
+        return shared_bytes(profile, learners, placement.swap) <= memory
+    return max(learner_bytes(profile, learners), sampler_bytes(profile)) <= memory
 
 
 def _allowed(placement: Placement, room: Room) -> bool:

@@ -105,7 +105,7 @@ def switches(profile: RunProfile) -> tuple[SwitchProfile, SwitchProfile]:
     learner, sampler = profile.switch.learner, profile.switch.sampler
     if not profile.steps:
         return learner, sampler
-    held = profile.memory.learner.weights + profile.memory.learner.moments, sampler_bytes(profile)
+    held = profile.memory.learner.weights + profile.memory.learner.moments, _sampler_tensors(profile)
     rates = [
         2 * size / moved
         for size, one in zip(held, (learner, sampler), strict=True)
@@ -121,13 +121,20 @@ def switches(profile: RunProfile) -> tuple[SwitchProfile, SwitchProfile]:
 
 
 def learner_bytes(profile: RunProfile, ranks: int) -> float:
-    """Of one learner's device: weights, moments, and activations of the longest sequence."""
+    """Of one learner's device: weights, moments, activations of its largest pass, and what stays."""
     memory = profile.memory.learner
-    return _held(memory, profile.devices.learner, ranks) + memory.activations_per_token * _longest(profile)
+    tokens = max(_longest(profile), min(memory.pass_tokens, profile.tokens / ranks))
+    return memory.kept + _held(memory, profile.devices.learner, ranks) + memory.activations_per_token * tokens
 
 
 def sampler_bytes(profile: RunProfile) -> float:
-    """Of one device of a sampler: weights, and the cache of as many mean sequences as are decoded at once."""
+    """Of one device of a sampler: its tensors and what stays, or all that it takes in any case."""
+    memory = profile.memory.sampler
+    return max(memory.least, memory.kept + _sampler_tensors(profile))
+
+
+def _sampler_tensors(profile: RunProfile) -> float:
+    """Weights, and the cache of as many mean sequences as are decoded at once."""
     memory = profile.memory.sampler
     active = min(float(profile.decode.slots), float(profile.answers))
     tokens = active * (profile.prompt_tokens + profile.mean_length)

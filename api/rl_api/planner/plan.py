@@ -15,7 +15,7 @@ from rl_api.base import Model
 from rl_api.errors import InvalidConfig
 from rl_api.placement_status import Mode
 from rl_api.planner.admission import Admission
-from rl_api.planner.candidates import best_estimates, candidates
+from rl_api.planner.candidates import best_estimates, candidates, resident
 from rl_api.planner.cost import step_learn_seconds, turn
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
@@ -148,6 +148,8 @@ def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True, most: i
 
 def _tried(profile: RunProfile, room: Room, most: int) -> list[Tried]:
     rollout = Rollout(profile, room.in_order)
+    if room.now is not None:
+        room = replace(room, now=resident(room.now, profile, room.residency))
     placements = candidates(profile, room, rollout)
     chosen = best_estimates(profile, placements, rollout, most, room.now)
     tried = [Tried(placement, predict(profile, placement, room.in_order)) for placement in chosen]

@@ -41,7 +41,7 @@ class DevicesProfile(Model):
     per_node: int | None = Field(default=None, ge=1, le=1_000_000)
     """Devices of a node; null: not known, all count as one node's."""
     memory: Size | None = None
-    """Of one device; null: not known, and nothing is held against it."""
+    """Of one accelerator, the smallest; null: not known, or CPUs, which share their node's: nothing is held against it."""
     learner_company: float = Field(default=0.0, ge=0, le=1_000_000)
     """Other learners and samplers that computed while a learner did, their mean; held against `contention` alone."""
     sampler_company: float = Field(default=0.0, ge=0, le=1_000_000)
@@ -113,7 +113,7 @@ class SwitchProfile(Model):
 
 
 class RoleMemory(Model):
-    """Memory of a role on one of its devices, as it was measured."""
+    """Memory of a role on one of its devices."""
 
     weights: Size = 0.0
     """Bytes of parameters."""
@@ -121,10 +121,14 @@ class RoleMemory(Model):
     """Bytes of gradients and of the optimizer's moments; of a sampler 0."""
     activations_per_token: Size = 0.0
     """Bytes per token of a pass; of a sampler 0."""
+    pass_tokens: Tokens = 0
+    """Tokens of a learner's pass at most; 0: those of one sequence. As planned runs have it, not measured."""
     cache_bytes_per_token: Size = 0.0
     """Bytes of keys and values per token; of a learner 0."""
     kept: Size = 0.0
-    """Bytes that stay on the device while another role has it: contexts and graphs of libraries."""
+    """Bytes beside tensors, which stay on the device while another role has it: contexts and graphs of libraries."""
+    least: Size = 0.0
+    """Bytes that it takes of the device, however little it holds: vLLM fills its share; 0: what it holds."""
     divided: bool = False
     """Whether the role's devices hold weights and moments once between them: the more of them, the less on each."""
 

@@ -13,13 +13,13 @@ from rl_api.placement_status import KeptPlacement, PlannedPlacement
 from rl_api.progress import Attempt
 from rl_api.roles import PlacementSpec
 
-_FIELDS: Final = ("shared_samplers", "part_groups", "hand_over", "hand_over_at", "residency")
-"""What is planned of `placement`."""
+_FIELDS: Final = ("shared_samplers", "part_groups", "hand_over", "hand_over_at")
+"""What is planned of `placement`. What becomes of tensors is not: each attempt decides auto by the devices that it finds."""
 
 
 def placement_digest(placement: PlacementSpec) -> str:
     """Hash of who shares devices by a spec, and how: not of what has nothing to do with it."""
-    document = placement.model_dump(mode="json", include={"mode", *_FIELDS})
+    document = placement.model_dump(mode="json", include={"mode", *_FIELDS, "residency"})
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -9,6 +9,7 @@ import pytest
 from model_configs import MODELS
 from plan_command import Command, measured_run
 
+from rl_api.planner.profile import PROFILE_FILE, DecodeProfile, LearnerProfile, RunProfile, save_profile
 from rl_trainer.run.attempts_file import note_attempt
 
 ROOT = Path(__file__).parents[3]
@@ -22,9 +23,9 @@ def test_seconds_of_a_step_by_what_another_run_measured(
     measured_run(Path("before"))
     steps = ("--set", "algorithm.promptsPerStep=32", "--set", "algorithm.groupSize=8")
     assert command("--measured", "before", *steps) == 0
-    # Answers may be twice as long.
+    # Answers may be twice as long, and of those measured all ended before that.
     assert (
-        "a step: 24.5 s for 153,600 tokens of answers: generating 12 s, scoring 0.5 s, training 10 s, publishing 2 s, "
+        "a step: 13.5 s for 76,800 tokens of answers: generating 6 s, scoring 0.5 s, training 5 s, publishing 2 s, "
         "one after the other\n"
         "a checkpoint holds training up for 4 s\n"
         "  scaled from 4 steps of before (qwen2, 7,615,616,512 parameters, learners on devices that it has not "
@@ -33,7 +34,46 @@ def test_seconds_of_a_step_by_what_another_run_measured(
     faster = ("--set", "learner.replicas=4", "--set", "buffer.maxStaleness=1")
     assert command("--measured", "before", "--json", *steps, *faster) == 0
     found = json.loads(capsys.readouterr().out)["step"]
-    assert (found["train"], found["total"], found["overlaps"]) == (5.0, 12.5, True)
+    assert (found["train"], found["total"], found["overlaps"]) == (2.5, 6.5, True)
+
+
+def tokens_of(command: Command, capsys: pytest.CaptureFixture[str], limit: int) -> float:
+    """Of an answer, as planned for this limit: --measured had 1,536."""
+    size = ("--set", "algorithm.promptsPerStep=32", "--set", "algorithm.groupSize=8")
+    options = ("--measured", "before", "--json", "--set", f"sampler.maxNewTokens={limit}")
+    capsys.readouterr()
+    assert command(*options, *size) == 0
+    return float(json.loads(capsys.readouterr().out)["step"]["tokens"]) / 256
+
+
+def test_another_limit_cuts_long_answers_and_lengthens_those_that_were_cut(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command() == 0
+    measured_run(Path("before"), truncated_fraction=0.125)
+    assert tokens_of(command, capsys, 1536) == 300
+    assert tokens_of(command, capsys, 3072) == 300 + 1536 / 8
+    # How long single answers were is not known: of 300 tokens each, none is cut.
+    assert tokens_of(command, capsys, 768) == 300
+    assert tokens_of(command, capsys, 200) == 200
+    # Seven of 123 or 124, and one of 1,536: 300 on average.
+    lengths = [*([123, 124] * 3), 123, 1536]
+    profile = RunProfile(
+        group_size=8,
+        prompts_per_step=32,
+        decode=DecodeProfile(base=0.01, slots=64),
+        lengths=tuple(lengths),
+        limit=1536,
+        learner=LearnerProfile(beta=0.001),
+    )
+    save_profile(profile, Path("before") / PROFILE_FILE)
+    share = 300 / sum(lengths)
+    assert tokens_of(command, capsys, 1536) == pytest.approx(300)
+    assert tokens_of(command, capsys, 3072) == pytest.approx(share * (sum(lengths) + 1536))
+    assert tokens_of(command, capsys, 768) == pytest.approx(share * (sum(lengths) - 768))
+    assert tokens_of(command, capsys, 100) == pytest.approx(share * 800)
+    (Path("before") / PROFILE_FILE).write_text("{}")
+    assert tokens_of(command, capsys, 3072) == 300 + 1536 / 8
 
 
 def test_what_has_measured_nothing_is_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:

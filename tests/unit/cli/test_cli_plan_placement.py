@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 from plan_command import Command
 
-from rl_api.planner.profile import PROFILE_FILE, DecodeProfile, LearnerProfile, RunProfile, save_profile
+from rl_api.planner.of_run import under_limit
+from rl_api.planner.profile import (
+    PROFILE_FILE,
+    DecodeProfile,
+    DevicesProfile,
+    LearnerProfile,
+    Memories,
+    RoleMemory,
+    RunProfile,
+    save_profile,
+)
+from rl_api.run import RunSpec
+from rl_cli.placement_plan import placement_plan
 
 PROFILE = RunProfile(
     steps=30,
@@ -67,3 +79,57 @@ def test_what_cannot_be_planned_is_a_sentence(
     assert capsys.readouterr().err == (
         "rltrain: --gantt: found no --profile-of, allowed: with --profile-of, whose placement it draws\n"
     )
+
+
+def lengths_of(tmp_path: Path, limit: int) -> tuple[int, ...]:
+    """Answers that are planned with, of the profile in `tmp_path`."""
+    document = {
+        "task": {"environment": "reasoning-gym", "name": "chain_sum"},
+        "algorithm": {"promptsPerStep": 8, "groupSize": 4},
+        "sampler": {"maxNewTokens": limit},
+    }
+    return placement_plan(tmp_path, RunSpec.model_validate(document)).profile.lengths
+
+
+def test_another_limit_cuts_long_answers_and_lengthens_those_that_were_cut(tmp_path: Path) -> None:
+    measured = PROFILE.model_copy(update={"lengths": (10, 63, 64, 127, 128, 128)})
+    save_profile(measured, tmp_path / PROFILE_FILE)
+    assert lengths_of(tmp_path, 128) == measured.lengths
+    assert lengths_of(tmp_path, 64) == (10, 63, 64, 64, 64, 64)
+    assert lengths_of(tmp_path, 256) == (10, 63, 64, 127, 256, 256)
+    save_profile(measured.model_copy(update={"limit": None}), tmp_path / PROFILE_FILE)
+    assert lengths_of(tmp_path, 256) == measured.lengths, "none was cut"
+    assert under_limit((5, 9), None, 8) == (5, 8)
+
+
+GPU = (
+    *("--set", "placement.mode=collocated", "--set", "sampler.replicas=2"),
+    *("--set", "sampler.gpuMemoryUtilization=0.3"),
+)
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "options", "residency"),
+    [
+        (None, (), "keep"),  # nobody knows
+        (None, ("--device-memory", "80G"), "keep"),
+        (None, ("--device-memory", "56G"), "swap"),
+        (80e9, (), "keep"),
+        (56e9, (), "swap"),
+        (80e9, ("--device-memory", "56G"), "swap"),
+    ],
+)
+def test_what_stays_on_accelerators_is_planned_by_their_memory(
+    command: Command,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    measured_on: float | None,
+    options: tuple[str, ...],
+    residency: str,
+) -> None:
+    held = Memories(learner=RoleMemory(weights=10e9, moments=30e9), sampler=RoleMemory(weights=10e9))
+    devices = DevicesProfile(learner=2, memory=measured_on)
+    save_profile(PROFILE.model_copy(update={"memory": held, "devices": devices}), tmp_path / PROFILE_FILE)
+    command("--profile-of", str(tmp_path), "--json", *options, *SMALL, *GPU)
+    found = json.loads(capsys.readouterr().out)["placement"]
+    assert (found["mode"], found["residency"]) == ("collocated", residency)

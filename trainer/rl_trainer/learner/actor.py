@@ -30,7 +30,7 @@ from rl_trainer.flow.ray_store import RayStore
 from rl_trainer.flow.store_pages import forget_store_pages
 from rl_trainer.flow.worker import Worker
 from rl_trainer.learner.host_memory import give_back_freed_memory
-from rl_trainer.learner.measuring import LearnerWork
+from rl_trainer.learner.measuring import LearnerWork, device_memory
 from rl_trainer.learner.objective import load_objective
 from rl_trainer.learner.rank import Learner, MiniBatch
 from rl_trainer.learner.results import Begun, TokenEstimates, UpdateResult, Written
@@ -82,7 +82,7 @@ class LearnerActor(Worker):
 
     def device_memory(self) -> int:
         """Bytes of the GPU that it computes on."""
-        return int(torch.cuda.get_device_properties(0).total_memory)
+        return device_memory()
 
     def rendezvous(self) -> tuple[str, int]:
         """Host and port of the store at which the ranks meet, which is open from now on; asked of rank 0."""

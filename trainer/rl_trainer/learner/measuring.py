@@ -15,6 +15,11 @@ from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.profile.meters import ProcessMeter
 
 
+def device_memory() -> int:
+    """Bytes of the GPU that this process computes on."""
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
 class LearnerWork:
     """Hands `spans` what this process took for the batches of `learner`."""
 
@@ -53,11 +58,13 @@ class LearnerWork:
         }
 
     def _on_gpu(self) -> dict[str, float]:
-        """What a GPU counts: `memory`, the most bytes there were, and `activations_per_token` of the largest pass."""
+        """What a GPU counts: `memory`, the most bytes there were, `activations_per_token` of the largest pass, and
+        `device_memory`, all that it has."""
         if self._learner.device.type != "cuda":
             return {}
         most, tokens = torch.cuda.max_memory_allocated(), max(self._learner.cuts.largest_pass, 1)
         return {
             "memory": float(most),
             "activations_per_token": (most - torch.cuda.memory_allocated()) / tokens,
+            "device_memory": float(device_memory()),
         }

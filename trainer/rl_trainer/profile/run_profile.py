@@ -71,6 +71,7 @@ class Measurements:
     _contention: dict[str, float] = field(default_factory=dict)
     _fixed_tokens: float | None = None
     _reads_again: bool = False
+    _device_memory: float | None = None
     _memory: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def __post_init__(self) -> None:
@@ -106,6 +107,8 @@ class Measurements:
             elif role == "learner":
                 learners.append(span)
                 self._remember("learner", span.args)
+                if (size := span.args.get("device_memory")) is not None:
+                    self._device_memory = min(float(size), self._device_memory or float(size))
         self._means["score"].add(0.0, len(groups))
         self._means["tool"].add(0.0, len(lengths))
         self._learned(learners, tokens)
@@ -144,6 +147,7 @@ class Measurements:
                 learner=spec.learner.ranks,
                 sampler=spec.sampler.replicas,
                 per_sampler=max(1, spec.sampler.devices),
+                memory=self._device_memory,
                 learner_company=self._means["company/learner"].value,
                 sampler_company=self._means["company/sampler"].value,
             ),
@@ -261,4 +265,7 @@ class Measurements:
         return SwitchProfile(**{part: self._means[f"{part}/{role}"].value for part in SWITCHES})
 
     def _role(self, role: str) -> RoleMemory:
-        return RoleMemory.model_validate(self._memory[role], by_name=True)
+        learner = self.spec.learner
+        # Of a group of ranks of its own size each rank's part stays as large however many groups there are.
+        divided = role == "learner" and learner.parallelism == "fsdp2" and learner.fsdp_size is None
+        return RoleMemory.model_validate(self._memory[role] | {"divided": divided}, by_name=True)

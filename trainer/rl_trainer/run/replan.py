@@ -10,6 +10,8 @@ from typing import Any
 from rl_api import RLTrainingRun
 from rl_api.errors import InvalidConfig
 from rl_api.placement_status import PlacementStatus, WantedPlacement
+from rl_api.planner.candidates import resident
+from rl_api.planner.of_run import of_run
 from rl_api.planner.placement import Placement
 from rl_api.planner.plan import Alternative, make_plan, predict
 from rl_api.planner.profile import RunProfile
@@ -55,7 +57,7 @@ def forecast(
     spec = run.spec
     if not fits(profile, spec):
         return None
-    room = room_of(spec)
+    profile, room = of_run(profile, spec), room_of(spec)
     if as_many:
         room = replace(room, learners=(spec.learner.ranks,), samplers=(spec.sampler.replicas,))
     # Of all modes the fastest; where this version cannot run it, of each mode alone.
@@ -66,7 +68,8 @@ def forecast(
         best = min(found, key=lambda one: one.predicted_step_seconds, default=None)
     if best is None:
         return None
-    return Forecast(predict(profile, placement_of(spec), room.in_order).step_seconds, best)
+    now = resident(placement_of(spec), profile, room.residency)
+    return Forecast(predict(profile, now, room.in_order).step_seconds, best)
 
 
 def fits(profile: RunProfile, spec: RunSpec) -> bool:
@@ -102,7 +105,8 @@ def placed(run: RLTrainingRun, plan: Alternative) -> RLTrainingRun:
 
 
 def placed_fields(spec: RunSpec, plan: Alternative) -> dict[str, Any]:
-    """What a plan says of `placement`, by its fields."""
+    """What a plan says of `placement`, by its fields. What becomes of tensors stays as the user has it: each attempt decides
+    auto by the devices that it finds."""
     hybrid = 0 < plan.shared < plan.samplers
     whole = plan.part_groups >= spec.algorithm.prompts_per_step
     return {
@@ -110,7 +114,7 @@ def placed_fields(spec: RunSpec, plan: Alternative) -> dict[str, Any]:
         "part_groups": None if whole else plan.part_groups,
         "hand_over": plan.hand_over,
         "hand_over_at": plan.hand_over_at if hybrid else None,
-        "residency": plan.residency if plan.shared else spec.placement.residency,
+        "residency": spec.placement.residency,
     }
 
 

@@ -17,6 +17,7 @@ from rl_api.planner.cost import (
     Turn,
     learn_seconds,
     learner_bytes,
+    sampler_bytes,
     shared_bytes,
     step_learn_seconds,
     turn,
@@ -125,7 +126,8 @@ def test_memory_decides_what_stays_and_what_fits() -> None:
 
     assert learner_bytes(on(200.0), 2) == 60.0
     assert learner_bytes(on(200.0), 4) == 30.0
-    assert shared_bytes(on(200.0), 2, swap=False) == 110.0
+    assert sampler_bytes(on(200.0)) == 55.0
+    assert shared_bytes(on(200.0), 2, swap=False) == 115.0
     assert shared_bytes(on(200.0), 2, swap=True) == 65.0
     assert make_plan(on(200.0), Room(2, modes=("collocated",)), sensitivity=False).residency == "keep"
     assert make_plan(on(80.0), Room(2, modes=("collocated",)), sensitivity=False).residency == "swap"
@@ -133,6 +135,26 @@ def test_memory_decides_what_stays_and_what_fits() -> None:
         InvalidConfig, match=r"found 2 devices of 40 bytes, on which no placement of mode collocated fits"
     ):
         make_plan(on(40.0), Room(2, modes=("collocated",)))
+
+
+def test_what_fills_a_device_leaves_no_room_beside_it() -> None:
+    memory = Memories(
+        learner=RoleMemory(weights=30.0, activations_per_token=1.0, pass_tokens=40, kept=2.0),
+        sampler=RoleMemory(weights=10.0, least=90.0, kept=2.0),
+    )
+    devices = DevicesProfile(learner=2, sampler=1, memory=100.0)
+    profile = PROFILE.model_copy(update={"memory": memory, "devices": devices, "lengths": (30,)})
+    # Of passes of 40 tokens; of the step's tokens with more ranks than that many are there for; of the longest answer.
+    tokens = int(profile.tokens)
+    assert learner_bytes(profile, 2) == 72.0
+    assert learner_bytes(profile, tokens // 35) == pytest.approx(32.0 + tokens / (tokens // 35))
+    assert learner_bytes(profile, 2 * tokens) == 62.0
+    assert (sampler_bytes(profile), shared_bytes(profile, 2, swap=True)) == (90.0, 92.0)
+    room = Room(2, modes=("collocated",), now=Placement(2, 2, 2, PROFILE.prompts_per_step))
+    assert make_plan(profile, room, sensitivity=False).residency == "swap"
+    # Sampler of which nothing is known: as trainers decide it.
+    nothing = profile.model_copy(update={"memory": Memories(learner=memory.learner)})
+    assert make_plan(nothing, room, sensitivity=False).residency == "swap"
 
 
 def test_a_profile_that_is_wrong_changes_nothing_or_it_is_said_what_is_lost() -> None:

@@ -103,6 +103,18 @@ def test_later_attempts_and_a_restarted_operator_keep_it() -> None:
     assert placement(third).planned == placement(decision).planned
 
 
+@pytest.mark.parametrize("of_the_user", ["auto", "swap"])
+def test_what_becomes_of_tensors_stays_as_the_user_has_it(of_the_user: str) -> None:
+    """Each attempt decides auto by its devices; drivers of older versions say what theirs came to."""
+    replan = {"placement": {"replan": {}, "residency": of_the_user}}
+    story = trains(replan)
+    stopped(story, HYBRID.model_copy(update={"residency": "keep"}))
+    decision = story.look(reading=None, ask=None)
+    assert placement(decision).planned is not None
+    said = written(decision)
+    assert (said["sharedSamplers"], said["residency"]) == (1, of_the_user)
+
+
 @pytest.mark.parametrize(
     ("spec", "shared"),
     [
