@@ -252,25 +252,26 @@ class PlacementSpec(Model):
     """Where the roles' actors run."""
 
     mode: Literal["auto", "collocated", "disaggregated", "hybrid"] = "auto"
-    """collocated: samplers and learners share devices; disaggregated: each has its own; hybrid: some share; auto:
-    chosen for the run."""
+    """collocated: samplers and learners share devices; disaggregated: each has its own; hybrid: some share; auto: as
+    sharedSamplers says, each its own where that is null, until what was measured speaks for another placement: with replan,
+    or from the start with rltrain run --profile."""
     shared_samplers: int | None = Field(default=None, ge=0, le=100_000)
     """Samplers that live on learners' devices and take turns with them: the first ones, one beside each of the first learner
     processes, with engine torch or vllm and one device each. null: none with disaggregated and auto, all with collocated,
     half of them with hybrid (rounded up, and no more than learner processes). While an attempt runs the number of samplers
     stays where some share, and all of them begin."""
     part_groups: int | None = Field(default=None, ge=1, le=100_000)
-    """Groups that learners begin with while others of the step are still sampled; null: the whole step, or the planner's
-    number with auto. Where the algorithm needs the whole batch a part is the whole step."""
+    """Groups that learners begin with while others of the step are still sampled; null: the whole step, and with auto
+    what replan or rltrain run --profile plans. Where the algorithm needs the whole batch a part is the whole step."""
     hand_over: Literal["interrupt", "drain"] = "interrupt"
     """How samplers leave learners' devices: interrupt (between two tokens; unfinished answers go on later, or with samplers
     that have devices of their own) or drain (when all they have begun is finished)."""
     hand_over_at: float | None = Field(default=None, gt=0, le=1)
     """Share of the step's groups that are finished when shared samplers hand over what they have begun to the others; null:
-    when learners want the devices, or the planner's share with auto."""
+    when learners want the devices, and with auto what replan or rltrain run --profile plans."""
     residency: Literal["auto", "swap", "keep"] = "auto"
     """What becomes of a role's tensors while the other has the devices: swap (moved out, and in again), keep (they stay), or
-    auto: swap where both do not fit."""
+    auto: on accelerators swap where both do not fit, as each attempt finds them, on CPUs keep."""
     replan: ReplanSpec | None = None
     """When the run changes its placement by itself, with mode auto, from what it measures: at a checkpoint, from which it
     goes on; on a cluster as the next attempt, with as many samplers and learners as before. null: it keeps its own."""

@@ -38,8 +38,8 @@ accelerators have the memory of their pods.
 
 Seconds per step are known from what another run measured on the same kind of devices: --measured names its folder.
 Which devices samplers and learners should share, when, and in what pieces, is planned from the profile that a run writes
-(placement-profile.json): --profile-of names it, or the run's folder. It has to fit into accelerators of --device-memory, else of
-those measured, else of the profile's pools. See docs/placement.md.
+(placement-profile.json): --profile-of names it, or the run's folder. It has to fit into accelerators of --device-memory,
+else those measured, else those of the profile's pools. See docs/placement.md.
 
 Exit code 0: all roles fit, as far as the size of their devices is known; 2: one does not, and the last lines on standard
 error say the smallest change with which it would."""
