@@ -46,6 +46,10 @@ class DevicesProfile(Model):
     """Other learners and samplers that computed while a learner did, their mean; held against `contention` alone."""
     sampler_company: float = Field(default=0.0, ge=0, le=1_000_000)
     """Other learners and samplers that computed while a sampler did, their mean."""
+    reward_models: int = Field(default=0, ge=0, le=1_000_000)
+    """Workers with a model that scores."""
+    simulators: int = Field(default=0, ge=0, le=1_000_000)
+    """Workers that step environments."""
 
 
 class DecodeProfile(Model):
@@ -177,8 +181,14 @@ class RunProfile(Model):
     """Longest answer allowed, at which lengths are cut; null: none is known."""
     score_seconds: Seconds = 0.0
     """Seconds to score a group, in which its sampler does nothing else."""
+    judge_seconds: Seconds = 0.0
+    """Seconds that a reward model in a worker of its own works to score a group: samplers decode meanwhile."""
     tool_seconds: Seconds = 0.0
     """Seconds that an answer waits for tools and environments, on average, while its sequence is not decoded."""
+    simulator_seconds: Seconds = 0.0
+    """Seconds of these in which a simulator works for the answer itself."""
+    queued_seconds: Seconds = 0.0
+    """Seconds of these in which all simulators that could work for it are at other answers' turns."""
     learner: LearnerProfile
     """Seconds of learning."""
     publish_seconds: Seconds = 0.0

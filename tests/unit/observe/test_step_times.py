@@ -33,9 +33,24 @@ def test_a_step_is_split_by_who_worked():
         "time_train": 3.0,
         "time_publish": 0.5,
         "time_evaluate": 2.0,
+        "time_environment": 0.0,
+        "time_judge": 0.0,
         "time_wait": 4.0,
     }
     assert set(step_times([]).values()) == {0.0}
+
+
+def test_what_the_driver_waits_for_while_no_sampler_works_is_told_apart():
+    spans = [
+        Span("driver", "wait", 0.0, 10.0),
+        Span("sampler 0", "generate", 0.0, 3.0),
+        Span("environments of sampler 0", "environment", 2.0, 4.0),
+        Span("reward models of sampler 0", "judge", 1.0, 6.0),
+        Span("environments of sampler 1", "environment", 5.0, 5.5),
+        Span("reward models of sampler 1", "judge", 9.0, 12.0),
+    ]
+    found = step_times(spans)
+    assert (found["time_environment"], found["time_judge"], found["time_wait"]) == (1.5, 2.5, 3.0)
 
 
 def test_what_actors_took_of_their_nodes_and_of_the_store():

@@ -62,6 +62,8 @@ def test_the_summary_adds_up_the_steps():
             "values": 0.0,
             "train": 1.5,
             "publish": 0.0,
+            "environment": 0.0,
+            "judge": 0.0,
             "wait": 0.0,
             "lease": 0.0,
             "switch": 0.0,

@@ -3,6 +3,7 @@ import pytest
 from rl_api.planner.cost import learn_seconds
 from rl_api.planner.profile import load_profile, save_profile
 from rl_api.run import RunSpec
+from rl_api.task import TaskSpec
 from rl_trainer.observe.timeline import MEASURED, Span
 from rl_trainer.profile.meters import EngineMeter
 from rl_trainer.profile.run_profile import HALF_LIFE, Measurements
@@ -85,6 +86,38 @@ def test_what_all_actors_tell_becomes_the_profile_of_the_run():
     assert (found.memory.learner.weights, found.memory.learner.moments) == (400, 1200)
 
 
+def test_what_workers_of_the_task_do_keeps_no_sampler_from_decoding():
+    task = {
+        "environment": "gymnasium",
+        "name": "FrozenLake-v1",
+        "rewards": [{"rule": "task"}, {"rule": "model"}],
+    }
+    workers = {"simulators": {"replicas": 2}, "rewardModel": {"source": "org/judge", "replicas": 3}}
+    spec = SPEC.model_copy(update={"given_task": TaskSpec.model_validate(task | workers)})
+
+    def told(work, waits, waited, judged):
+        meter = EngineMeter()
+        for active in (1, 2, 4):
+            meter.decoded(0.004 + 0.001 * active, active, 0)
+        numbers = {"tool_seconds": waited + 1.0, "waits": waits, "waited_seconds": waited}
+        numbers |= {"simulators": work, "reward_models": judged}
+        return Span("sampler 0", MEASURED, 0.0, 0.0, meter.drain() | numbers)
+
+    measurements = Measurements(spec)
+    groups = [
+        told((2.0, 12, 0.25), 6, 7.0, (3.0, 6, 0.5)),  # 6 completions, 4 of them held out
+        told((4.0, 12, 0.125), 10, 9.0, (1.0, 2, 0.5)),
+    ]
+    measurements.step(GROUPS, [*groups, Span("sampler 0", "score", 5.0, 5.5), *STEP[-2:]])
+    found = measurements.profile()
+    assert (found.devices.simulators, found.devices.reward_models) == (2, 3)
+    assert found.score_seconds == pytest.approx(0.25), "by the sampler itself"
+    assert found.judge_seconds == pytest.approx(2 * 4.0 / 8), "of a group of two"
+    assert found.tool_seconds == pytest.approx(18.0 / 4)  # of an answer
+    assert found.simulator_seconds == pytest.approx(4 * 6.0 / 24)  # of its four turns
+    assert found.queued_seconds == pytest.approx(16.0 / 4 - 4 * (6.0 / 24 + 0.125))
+
+
 def test_switches_that_were_tried_alone_are_the_profiles():
     measurements = Measurements(SPEC)
     measurements.step(GROUPS, [decoded(), *STEP[-2:]])
@@ -115,10 +148,11 @@ def test_what_is_left_of_a_step_where_nobody_works_is_its_overhead():
         Span("driver", "wait", 100.0, 105.0),
         Span("learner 0", "train", 105.25, 107.0),
         Span("learner 0", "publish", 107.0, 107.5),
+        Span("reward models of sampler 0", "judge", 104.25, 105.125),
         *STEP[-2:],
         decoded(),
     ]
-    for staleness, expected in ((0, 0.5 + 0.75 + 0.5), (1, 0.25 + 0.5)):
+    for staleness, expected in ((0, 0.5 + 0.125 + 0.5), (1, 0.25 + 0.5)):
         buffer = SPEC.buffer.model_copy(update={"max_staleness": staleness})
         measurements = Measurements(SPEC.model_copy(update={"buffer": buffer}))
         measurements.step(GROUPS, spans, (100.0, 108.0))

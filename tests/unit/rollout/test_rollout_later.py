@@ -59,6 +59,40 @@ def test_a_delay_of_a_later_answer_begins_when_it_is_there():
     assert flow.seconds_to_next_reply() == 2.0
 
 
+def test_an_answer_waits_until_it_is_there_or_until_the_decode_step_under_way_is_over():
+    now = [0.0]
+
+    class Slow(ScriptedEngine):
+        """A step takes a second, in which the first answer comes."""
+
+        def step(self):
+            now[0] += 0.75
+            if task.asked and not task.asked[0].done():
+                task.asked[0].set_result(StepResult("=4"))
+            now[0] += 0.25
+            return super().step()
+
+    engine, task = Slow({"q": ["2+2"], "q2+2\0=4": ["4"]}), LaterTask()
+    flow = rollouts(engine, task, max_turns=4, clock=lambda: now[0])
+    flow.start("t", prompt(), 2, PARAMS, seed=0)
+    flow.advance()  # both ask at 1.0
+    now[0] = 3.0
+    task.asked[1].set_result(StepResult("=4", delay_seconds=0.5))  # 2 s, and half a second's delay
+    now[0] = 10.0  # others had the device
+    flow.advance()
+    now[0] = 20.0
+    flow.advance()  # the second one's next turn is decoded until 21.0, and the first answer comes meanwhile
+    for later in task.asked[2:]:
+        later.set_result(StepResult(done=True, score=Score(1.0, True)))
+    flow.advance()
+    flow.advance()
+    now[0] += 1.0
+    task.asked[3].set_result(StepResult(done=True, score=Score(1.0, True)))
+    (group,) = flow.advance()
+    assert (group.waited.count, group.waited.seconds) == (4, 2.0 + 20.0 + 0.0 + 1.0)
+    assert group.tool_seconds == group.waited.seconds + 0.5
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_later_answer_that_fails_is_the_end_of_its_group(late: bool):
     engine, task = ScriptedEngine({"q": ["2+2"], "p": ["1"]}), LaterTask()
@@ -105,7 +139,7 @@ def test_decoding_goes_on_while_scores_are_awaited():
     flow.start("first", prompt(), 2, PARAMS, seed=0)
     assert flow.advance() == []
     assert (flow.groups, flow.members_in_engine, flow.waiting_for_tools) == (1, 0, 0), "their slots are free"
-    assert not flow.may_advance
+    assert (flow.waiting_for_scores, flow.may_advance) == (2, False)
     flow.start("second", prompt(8, "r"), 2, PARAMS, seed=0)
     assert flow.advance() == []
     assert [text for text, _ in task.asked] == ["a", "bb", "c", "dd"]
@@ -114,9 +148,9 @@ def test_decoding_goes_on_while_scores_are_awaited():
         score.set_result(Score(float(number), False))
     assert woken == [True, True] and flow.reply_is_due
     (group,) = flow.deliver_scores()
+    assert (flow.waiting_for_scores, flow.drain_score_seconds()) == (2, 0.0), "nobody was kept from decoding"
     assert group.key == "first"
     assert [member.score.reward for member in group.members] == [0.0, 1.0]
-    assert group.awaited_seconds == 3.0
     task.asked[2][1].set_exception(RewardError("the model is gone"))
     task.asked[3][1].set_result(Score(1.0, True))
     (failed,) = flow.advance()

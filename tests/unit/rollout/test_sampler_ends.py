@@ -61,7 +61,7 @@ def a_sampler(before: Any) -> SamplerActor:
     sampler: Any = SamplerActor.__new__(SamplerActor)
     sampler.rank, sampler._sampling, sampler._wake = 0, True, threading.Event()
     sampler._stretch, sampler._loaded = Stretch(MagicMock(), MagicMock()), None
-    sampler._hands_over = False
+    sampler._hands_over, sampler._meter = False, MagicMock()
     sampler._groups_wanted, sampler._device = lambda: 0, OwnDevice()
     reference = SimpleNamespace(future=lambda: Released(lambda: before(sampler)))
     sampler.buffer = MagicMock(acquire_ref=lambda *_: reference)

@@ -96,6 +96,10 @@ class StepRecord:
     time_values: float = _shown("time/values")  # seconds spent in passes that give the critic's values
     time_train: float = _shown("time/train")  # seconds spent in forward, backward and optimizer
     time_publish: float = _shown("time/publish")  # seconds spent publishing weights to the samplers
+    # Seconds the learner waited for groups, no sampler worked, and these waited for their environments.
+    time_environment: float = _shown("time/environment")
+    # The same, where they waited for models that score in workers of their own.
+    time_judge: float = _shown("time/judge")
     # Seconds the learner waited for groups and nothing else of this list went on.
     time_wait: float = _shown("time/wait")
     time_lease: float = _shown("time/lease")  # seconds spent waiting for devices that others have

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from rl_trainer.observe.timeline import MEASURED, Span
+from rl_trainer.observe.timeline import ENVIRONMENT, JUDGE, MEASURED, Span
 
 SWITCHES = ("onload", "offload", "wake")
 """Spans of a change of who has the devices."""
@@ -21,18 +21,28 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
     Returns:
         Seconds by field of `StepRecord`: generating and scoring are means over the samplers whose groups this step trained
         on, training and what goes before it in learners is that of the slowest one, waiting for devices and moving tensors
-        that of the samplers' mean and of the learners together, and the rest is as the driver saw it.
+        that of the samplers' mean and of the learners together, waiting for environments and for models that score is what
+        of the driver's waits no sampler works in, and the rest is as the driver saw it.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     working: list[tuple[float, float]] = []
     waits: list[tuple[float, float]] = []
+    others: dict[str, list[tuple[float, float]]] = {ENVIRONMENT: [], JUDGE: []}
     for span in spans:
         role = span.actor.split(" ")[0]
         seconds[f"{role}/{span.name}"][span.actor] += span.end - span.start
         if role == "sampler" and span.name in ("generate", "score"):
             working.append((span.start, span.end))
+        elif span.name in others:
+            others[span.name].append((span.start, span.end))
         elif role == "driver" and span.name == "wait":
             waits.append((span.start, span.end))
+
+    # What is left of the driver's waits, as more and more is known of what went on.
+    left = [
+        sum(uncovered(start, end, known) for start, end in waits)
+        for known in (working, working + others[ENVIRONMENT], working + others[ENVIRONMENT] + others[JUDGE])
+    ]
 
     def mean(key: str) -> float:
         values = seconds[key].values()
@@ -51,7 +61,9 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
         "time_evaluate": mean("driver/evaluate"),
         "time_lease": mean("sampler/lease") + mean("driver/lease"),
         "time_switch": sum(mean(f"sampler/{name}") + slowest(name) for name in SWITCHES),
-        "time_wait": sum(uncovered(start, end, working) for start, end in waits),
+        "time_environment": left[0] - left[1],
+        "time_judge": left[1] - left[2],
+        "time_wait": left[2],
     }
 
 

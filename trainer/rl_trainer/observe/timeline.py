@@ -22,6 +22,9 @@ DROPPED = "spans dropped"
 MEASURED = "measured"
 """Name of a span whose arguments are numbers for the run's profile; no timeline shows it."""
 
+ENVIRONMENT, JUDGE = "environment", "judge"
+"""Names of spans in which answers wait for environments, and for models that score in workers of their own."""
+
 _HEAD = b'{"displayTimeUnit":"ms","traceEvents":[\n'
 _TAIL = b"\n]}\n"
 

@@ -18,6 +18,8 @@ _LABELS = {
     "values": "values of the critic",
     "train": "training",
     "publish": "publishing weights",
+    "environment": "waiting for environments",
+    "judge": "waiting for models that score",
     "wait": "waiting for answers",
     "evaluate": "evaluating",
     "lease": "waiting for devices",

@@ -19,9 +19,10 @@ from itertools import accumulate
 
 from rl_api.run import RunSpec
 from rl_trainer.observe.step_times import COMPUTING, uncovered
-from rl_trainer.observe.timeline import MEASURED, Span
+from rl_trainer.observe.timeline import ENVIRONMENT, JUDGE, MEASURED, Span
 
 _WAITS = ("lease", "wait")
+_FOR_WORKERS = (ENVIRONMENT, JUDGE)
 # Steps on either side at most, of which all spans are kept.
 _MOST_AROUND = 8
 
@@ -43,9 +44,9 @@ class Idle:
         do counts alone, and from a group's being finished to the driver's having it.
         """
         told = [span for span in spans if span.name != MEASURED]
-        if not self._ahead:
+        if not self._ahead:  # waits for environments and models that score are of the profile as well
             return uncovered(*during, _times(span for span in told if span.name != "wait"))
-        own = [span for span in told if not _samples(span)]
+        own = [span for span in told if not _samples(span) and span.name not in _FOR_WORKERS]
         finished = [span.end for span in spans if span.name == MEASURED and _samples(span)]
         found = uncovered(*during, _times(own))
         for wait in own:
@@ -60,7 +61,7 @@ class Idle:
         Where samplers run ahead, of a wait what is left when the other side has ended the last of its work there: what the
         driver does between two pieces of it is overhead. The first step is cold, and left out.
         """
-        self._steps.append([span for span in spans if span.name != MEASURED])
+        self._steps.append([span for span in spans if span.name not in (MEASURED, *_FOR_WORKERS)])
         if not self._ahead:
             others = _times(span for span in self._steps[-1] if span.name not in _WAITS)
             return [(_role(one), uncovered(one.start, one.end, others)) for one in self._leases(-1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ HALF_LIFE = 50
 # What a learner's seconds go to, besides the rest.
 _PASSES = ("passes", "log_probs", "values")
 _PARTS = (*_PASSES, "reduce", "optimizer")
+# Of a sampler whose task has no workers of such a kind: see `WorkMeter.drain`.
+_NO_WORK = (0.0, 0, None)
 
 
 @dataclass
@@ -72,6 +75,7 @@ class Measurements:
     _fixed_tokens: float | None = None
     _reads_again: bool = False
     _device_memory: float | None = None
+    _beyond: float = math.inf  # seconds of a simulator's call in which it does not work
     _memory: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def __post_init__(self) -> None:
@@ -110,7 +114,8 @@ class Measurements:
                 if (size := span.args.get("device_memory")) is not None:
                     self._device_memory = min(float(size), self._device_memory or float(size))
         self._means["score"].add(0.0, len(groups))
-        self._means["tool"].add(0.0, len(lengths))
+        for name in ("tool", "waits", "waited"):
+            self._means[name].add(0.0, len(lengths))
         self._learned(learners, tokens)
         for role, seconds in self._idle.wakes(spans):
             self._means[f"wake/{role}"].add(seconds)
@@ -142,6 +147,7 @@ class Measurements:
         spec, prefill = self.spec, self._means["prefill"].value
         mean = {name: self._means[name].value for name in ("prompt", "score", "tool", "rest", *_PARTS)}
         limit = spec.sampler.max_new_tokens
+        simulated, queued = self._queued()
         return RunProfile(
             devices=DevicesProfile(
                 learner=spec.learner.ranks,
@@ -150,6 +156,8 @@ class Measurements:
                 memory=self._device_memory,
                 learner_company=self._means["company/learner"].value,
                 sampler_company=self._means["company/sampler"].value,
+                reward_models=_replicas(spec, "reward model"),
+                simulators=_replicas(spec, "simulator"),
             ),
             steps=self.steps,
             group_size=spec.algorithm.group_size,
@@ -168,7 +176,10 @@ class Measurements:
             lengths=tuple(min(length, limit) for length in self.lengths.kept),
             limit=limit,
             score_seconds=mean["score"],
+            judge_seconds=self._means["judge"].value * spec.algorithm.group_size,
             tool_seconds=mean["tool"],
+            simulator_seconds=simulated,
+            queued_seconds=queued,
             learner=LearnerProfile(
                 alpha=mean["rest"],
                 per_pass=per_pass,
@@ -227,8 +238,26 @@ class Measurements:
         self._means["prefill"].add(numbers["prefill_seconds"], numbers["prefill_tokens"])
         self._means["tool"].add(numbers["tool_seconds"], 0.0)
         self._reads_again = bool(numbers.get("reads_again", False))
-        self._means["score"].add(numbers.get("score_seconds", 0.0), 0.0)  # by models in workers of their own
+        self._workers(numbers)
         self._remember("sampler", numbers)
+
+    def _workers(self, numbers: Mapping[str, Any]) -> None:
+        """What simulators and models that score have done for a group, and how long it waited for the former."""
+        seconds, count, _ = numbers.get("reward_models", _NO_WORK)
+        self._means["judge"].add(seconds, count)  # also of held-out answers, which are no group's
+        seconds, count, beyond = numbers.get("simulators", _NO_WORK)
+        self._means["simulator"].add(seconds, count)
+        if beyond is not None:
+            self._beyond = min(self._beyond, beyond)
+        self._means["waits"].add(numbers.get("waits", 0), 0.0)
+        self._means["waited"].add(numbers.get("waited_seconds", 0.0), 0.0)
+
+    def _queued(self) -> tuple[float, float]:
+        """Seconds that a simulator works for an answer; and those that this waits meanwhile for others' turns, besides the
+        way to a worker and back."""
+        turns, each = self._means["waits"].value, self._means["simulator"].value
+        beyond = self._beyond if self._beyond < math.inf else 0.0
+        return turns * each, max(0.0, self._means["waited"].value - turns * (each + beyond))
 
     def _learned(self, told: Sequence[Span], tokens: int) -> None:
         """A step's seconds by what they went to: all ranks wait for the slowest one, and those that are done before it do so
@@ -269,3 +298,9 @@ class Measurements:
         # Of a group of ranks of its own size each rank's part stays as large however many groups there are.
         divided = role == "learner" and learner.parallelism == "fsdp2" and learner.fsdp_size is None
         return RoleMemory.model_validate(self._memory[role] | {"divided": divided}, by_name=True)
+
+
+def _replicas(spec: RunSpec, kind: str) -> int:
+    """Of the task's workers of that kind."""
+    workers = spec.given_task.workers.get(kind) if spec.given_task is not None else None
+    return 0 if workers is None else workers.replicas

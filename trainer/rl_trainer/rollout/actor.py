@@ -82,15 +82,15 @@ class SamplerActor(Worker):
         self.rank, self.spec, self.buffer = rank, spec, buffer
         pulse = Pulse(buffer.actor, spec.retry.liveness_timeout.seconds)
         pulse.begin(f"sampler {rank}")  # while it loads, too
-        heldout = heldout_count(spec)
+        simulators, scorers = workers.targets(spec), workers.scorers(spec)
         self.task = load_task(
             spec.task,
             spec.seed,
             search=search,
-            heldout=heldout,
+            heldout=heldout_count(spec),
             data=data,
-            simulators=workers.targets(spec),
-            scorers=workers.scorers(spec),
+            simulators=simulators,
+            scorers=scorers,
             caller=rank,
         )
         place = f"sampler {rank} on node {ray.util.get_node_ip_address()}"
@@ -118,7 +118,7 @@ class SamplerActor(Worker):
         self.params = SamplingParams(
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
-        self._meter = SamplerMeter(self.engine, self.spans)
+        self._meter = SamplerMeter(self.engine, self.spans, simulators, scorers)
         self._stretch = Stretch(self.engine, self.spans)
         self._arrival = Arrival(
             self.receiver, self.engine.prepare_weights, spec.weight_sync.timeout.seconds, self._wake.set
@@ -215,6 +215,7 @@ class SamplerActor(Worker):
     def _run(self) -> None:
         while not self._delivery.leaves and self._supply.hear(self._loaded):
             self._hand_on(self.rollouts.deliver_scores())  # whoever has the device
+            self._meter.look(self.rollouts)
             begun = self.rollouts.may_advance
             needed = bool(begun or self._supply.held or self._evaluations.waits)
             ours = self._device.is_ours(needed, begun, self._can_move)
@@ -377,7 +378,7 @@ class SamplerActor(Worker):
             ticket.group_id,
             group.trajectories(),
             priority=priority,
-            spans=self.spans.drain(),
+            spans=self._meter.drain(self.rollouts),
             issue=ticket.issue,
         )
 

@@ -34,6 +34,19 @@ class Member:
 
 
 @dataclass
+class Waits:
+    """How many there were, and their seconds all together."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.count += 1
+        self.seconds += seconds
+
+
+@dataclass
 class GroupRollout:
     """All members of one prompt; `key` is whatever the caller started it with."""
 
@@ -44,8 +57,12 @@ class GroupRollout:
     started: float
     open_members: int
     tool_seconds: float = 0.0  # that its members waited for their environments, all together
-    last_asked: float | None = None  # when the last of its members was given to a model that scores it
-    awaited_seconds: float = 0.0  # that it waited for such scores, once nothing else was left to do
+    waited: Waits = field(default_factory=Waits)  # of these those for answers of workers
+
+    def waited_for(self, seconds: float) -> None:
+        """A member has waited for a worker's answer."""
+        self.tool_seconds += seconds
+        self.waited.add(seconds)
 
     def trajectories(self) -> list[Trajectory]:
         """The members, as far as they are."""

@@ -36,6 +36,17 @@ from rl_trainer.tasks.types import Scored
 _OF_ONE_GROUP = (RewardError, TaskError, ModelError)
 
 
+@dataclass(eq=False)
+class _Awaited:
+    """An environment's answer that comes later; `asked`, `answered`: seconds of the clock."""
+
+    number: int
+    m: int
+    answer: Future[StepResult]
+    asked: float
+    answered: float | None = None
+
+
 class PromptTooLong(TaskError):
     """A prompt leaves no room for a token in the model's context."""
 
@@ -58,7 +69,7 @@ class Rollouts:
     _groups: dict[int, GroupRollout] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _due: list[tuple[float, int, int, str]] = field(default_factory=list)
-    _awaited: list[tuple[int, int, Future[StepResult]]] = field(default_factory=list)
+    _awaited: list[_Awaited] = field(default_factory=list)
     _asked: list[tuple[int, int, Future[Score]]] = field(default_factory=list)
     _complete: list[GroupRollout | GroupFailure] = field(default_factory=list)
     _score_seconds: float = 0.0
@@ -77,6 +88,11 @@ class Rollouts:
     def waiting_for_tools(self) -> int:
         """Members whose environment has not answered yet."""
         return len(self._due) + len(self._awaited)
+
+    @property
+    def waiting_for_scores(self) -> int:
+        """Members that a model in a worker elsewhere has not scored yet."""
+        return len(self._asked)
 
     def start(
         self,
@@ -122,7 +138,7 @@ class Rollouts:
         if self.engine.active or self.engine.waiting:
             for result in self.engine.step():
                 self._take(result)
-            self._deliver_replies()
+            self._deliver_replies(stepped=True)
         return self.deliver_scores()
 
     def deliver_scores(self) -> list[GroupRollout | GroupFailure]:
@@ -149,7 +165,7 @@ class Rollouts:
     @property
     def reply_is_due(self) -> bool:
         """Whether a tool's answer, a score, or a group that failed as it began, can be handed on now."""
-        if self._complete or any(answer.done() for _, _, answer in self._awaited):
+        if self._complete or any(one.answer.done() for one in self._awaited):
             return True
         if any(score.done() for _, _, score in self._asked):
             return True
@@ -248,10 +264,15 @@ class Rollouts:
             return
         reply = member.environment.step(text)
         if isinstance(reply, Future):
-            self._awaited.append((number, m, reply))
-            reply.add_done_callback(lambda _: self.wake())
+            awaited = _Awaited(number, m, reply, self.clock())
+            self._awaited.append(awaited)
+            reply.add_done_callback(lambda _: self._answered(awaited))
         else:
             self._replied(number, m, reply)
+
+    def _answered(self, awaited: _Awaited) -> None:
+        awaited.answered = self.clock()
+        self.wake()
 
     def _replied(self, number: int, m: int, reply: StepResult) -> None:
         """What an environment has answered to the member's turn."""
@@ -265,14 +286,20 @@ class Rollouts:
             group.tool_seconds += reply.delay_seconds
             heapq.heappush(self._due, (self.clock() + reply.delay_seconds, number, m, reply.observation))
 
-    def _deliver_replies(self) -> None:
-        """Hands observations that are there, and whose delay is over, to their members and queues the next turn."""
-        for entry in [entry for entry in self._awaited if entry[2].done()]:
-            if entry in self._awaited:  # else its group was forgotten in this very loop
-                self._awaited.remove(entry)
-                number, m, answer = entry
-                with self._alone(number):
-                    self._replied(number, m, answer.result())
+    def _deliver_replies(self, stepped: bool = False) -> None:
+        """Hands observations that are there, and whose delay is over, to their members and queues the next turn.
+
+        `stepped`: the engine was in a step until now, and an answer waits for its end as well. Else it waits no longer than
+        until it is there: what comes after that is a wait for the device.
+        """
+        now = self.clock()
+        for one in [one for one in self._awaited if one.answer.done()]:
+            if one in self._awaited:  # else its group was forgotten in this very loop
+                self._awaited.remove(one)
+                there = now if stepped or one.answered is None else one.answered
+                self._groups[one.number].waited_for(there - one.asked)
+                with self._alone(one.number):
+                    self._replied(one.number, one.m, one.answer.result())
         now = self.clock()
         while self._due and self._due[0][0] <= now:
             _, number, m, observation = heapq.heappop(self._due)
@@ -298,7 +325,6 @@ class Rollouts:
         group = self._groups[number]
         member = group.members[m]
         if isinstance(score, Future):
-            group.last_asked = self.clock()
             self._asked.append((number, m, score))
             score.add_done_callback(lambda _: self.wake())
             return
@@ -306,8 +332,6 @@ class Rollouts:
         member.environment = None
         group.open_members -= 1
         if group.open_members == 0:
-            if group.last_asked is not None:
-                group.awaited_seconds = self.clock() - group.last_asked
             self._complete.append(self._groups.pop(number))
 
     def _forget(self, number: int) -> None:
@@ -315,7 +339,7 @@ class Rollouts:
         self.engine.abort([(number, m) for m in range(len(group.members))])
         self._due = [entry for entry in self._due if entry[1] != number]
         heapq.heapify(self._due)
-        self._awaited = [entry for entry in self._awaited if entry[0] != number]
+        self._awaited = [one for one in self._awaited if one.number != number]
         self._asked = [entry for entry in self._asked if entry[0] != number]
 
 

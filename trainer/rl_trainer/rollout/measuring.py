@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 
-from rl_trainer.observe.timeline import SpanRecorder
+from rl_trainer.observe.timeline import ENVIRONMENT, JUDGE, Span, SpanRecorder
 from rl_trainer.profile.meters import ProcessMeter
 from rl_trainer.rollout.engines.base import Engine
 from rl_trainer.rollout.group_rollout import GroupRollout
+from rl_trainer.rollout.loop import Rollouts
+from rl_trainer.rollout.task_workers import WorkerScorer, WorkerTarget
 
 # A stretch of decoding becomes one row entry of the timeline after this long at the latest.
 SPAN_SECONDS = 0.5
@@ -47,12 +51,60 @@ class Stretch:
         self._since, self._score_seconds = None, 0.0
 
 
-class SamplerMeter:
-    """Hands `spans` what `engine` and this process took, each time a group is finished."""
+class Waiting:
+    """Shows when members of a sampler's groups wait for others, on a row of its own: the sampler decodes meanwhile."""
 
-    def __init__(self, engine: Engine, spans: SpanRecorder) -> None:
+    def __init__(self, spans: SpanRecorder, name: str) -> None:
+        """`name`: of the spans; `spans`: of the row."""
+        self._spans, self._name = spans, name
+        self._since: float | None = None
+
+    def look(self, waiting: bool) -> None:
+        """Whether any member waits now."""
+        if waiting and self._since is None:
+            self._since = time.time()
+        elif not waiting:
+            self._end()
+
+    def cut(self) -> list[Span]:
+        """Those since the last call, one that goes on until now."""
+        if waits := self._since is not None:
+            self._end()
+        self.look(waits)
+        return self._spans.drain()
+
+    def _end(self) -> None:
+        if self._since is not None:
+            self._spans.add(self._name, self._since, time.time())
+            self._since = None
+
+
+class SamplerMeter:
+    """Hands `spans` what `engine`, this process and the workers of the task took, each time a group is finished."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        spans: SpanRecorder,
+        simulators: Sequence[WorkerTarget] = (),
+        reward_models: Sequence[WorkerScorer] = (),
+    ) -> None:
         self._engine, self._spans, self._process = engine, spans, ProcessMeter()
         self._weights, self._cached_token = engine.memory()
+        self._simulators, self._reward_models = WorkMeter(simulators), WorkMeter(reward_models)
+        sampler = spans.actor_name
+        self._environment = Waiting(SpanRecorder(f"environments of {sampler}"), ENVIRONMENT)
+        self._judge = Waiting(SpanRecorder(f"reward models of {sampler}"), JUDGE)
+
+    def look(self, rollouts: Rollouts) -> None:
+        """Who waits now."""
+        self._environment.look(rollouts.waiting_for_tools > 0)
+        self._judge.look(rollouts.waiting_for_scores > 0)
+
+    def drain(self, rollouts: Rollouts) -> list[Span]:
+        """The sampler's spans since the last call, and those of who waits."""
+        self.look(rollouts)
+        return self._spans.drain() + self._environment.cut() + self._judge.cut()
 
     def finished(self, group: GroupRollout) -> None:
         """One more."""
@@ -60,9 +112,30 @@ class SamplerMeter:
             **self._engine.meter.drain(),
             **self._process.drain(),
             tool_seconds=group.tool_seconds,
+            waits=group.waited.count,
+            waited_seconds=group.waited.seconds,
             turns=sum(member.turns for member in group.members),
-            score_seconds=group.awaited_seconds,
+            simulators=self._simulators.drain(),
+            reward_models=self._reward_models.drain(),
             weights=self._weights,
             cache_bytes_per_token=self._cached_token,
             reads_again=self._engine.reads_again,
         )
+
+
+class WorkMeter:
+    """What workers have done for one sampler."""
+
+    def __init__(self, workers: Sequence[WorkerTarget | WorkerScorer]) -> None:
+        self._workers = workers
+        self._seconds, self._count = 0.0, 0
+
+    def drain(self) -> tuple[float, int, float | None]:
+        """Since the last call: seconds that they worked, and for how many turns or completions; and the least `Work.beyond`
+        so far, where there was a call."""
+        work = [one.work for one in self._workers]  # their threads write it
+        seconds, count = sum(one.seconds for one in work), sum(one.count for one in work)
+        found = seconds - self._seconds, count - self._count
+        self._seconds, self._count = seconds, count
+        beyond = min((one.beyond for one in work), default=math.inf)
+        return *found, beyond if math.isfinite(beyond) else None

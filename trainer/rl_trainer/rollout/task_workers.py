@@ -8,7 +8,9 @@ what was under way there is played or scored again (`LostError`).
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from rl_trainer.tasks.answers import CallError, LostError
 from rl_trainer.tasks.environments.targets import environment_target
 from rl_trainer.tasks.killable import KillableProcess, Target
 from rl_trainer.tasks.process import START_SECONDS
-from rl_trainer.tasks.scoring import Completion, Scorer
+from rl_trainer.tasks.scoring import Completion
 
 # For a worker to import what it is to run, besides reading it; longer where its node may take longer to come.
 READY_SECONDS = 600.0
@@ -36,6 +38,27 @@ NOTICE_SECONDS = 60.0
 # That others may be asked for before: each of their passes has a deadline of its own.
 QUEUE_SECONDS = 3600.0
 LOADING_ENVIRONMENT, LOADING_MODEL = "loading its environment", "loading its model"
+
+
+@dataclass
+class Work:
+    """What one worker, or several, have done for a sampler so far.
+
+    Attributes:
+        seconds: that it worked.
+        count: for how many turns, or completions.
+        beyond: of the call that took the least longer than the work in it: what the way there and back takes.
+    """
+
+    seconds: float = 0.0
+    count: int = 0
+    beyond: float = math.inf
+
+    def add(self, seconds: float, count: int, whole: float) -> None:
+        """A call that took `whole` seconds, of which it worked `seconds`."""
+        self.seconds += seconds
+        self.count += count
+        self.beyond = min(self.beyond, max(0.0, whole - seconds))
 
 
 class SimulatorActor:
@@ -50,7 +73,7 @@ class SimulatorActor:
 
     def call(
         self, seconds: float, method: str, args: Sequence[Any], life: str | None
-    ) -> tuple[str, Any, str]:
+    ) -> tuple[str, Any, str, float]:
         """Calls a method of `Environments`.
 
         Args:
@@ -60,16 +83,21 @@ class SimulatorActor:
             life: the one in which the dialogues that it is about were begun; None: it is about none.
 
         Returns:
-            `value`, `lost`, `call` or `error`; what it returned or raised; this life of the dialogues.
+            `value`, `lost`, `call` or `error`; what it returned or raised; this life of the dialogues; seconds that it took.
         """
         if life is not None and life != self._life:
-            return "lost", None, self._life
+            return "lost", None, self._life, 0.0
+        began = time.perf_counter()
+        kind, value = self._called(seconds, method, args)
+        return kind, value, self._life, time.perf_counter() - began
+
+    def _called(self, seconds: float, method: str, args: Sequence[Any]) -> tuple[str, Any]:
         try:
-            return "value", self._target.call(seconds, method, *args), self._life
+            return "value", self._target.call(seconds, method, *args)
         except CallError as error:
-            return "call", error.text, self._life
+            return "call", error.text
         except RLTrainError as error:
-            return "error", error, self._life
+            return "error", error
 
     @property
     def _life(self) -> str:
@@ -115,6 +143,7 @@ class WorkerTarget:
         self._life: str | None = None
         self._lost = False
         self.epoch = 0
+        self.work = Work()
 
     def call(self, seconds: float, method: str, *args: Any) -> Any:
         """See `RemoteTarget.call`. Raises LostError too: the dialogues are to be begun again; and as `_Worker.wait_ready`
@@ -123,10 +152,11 @@ class WorkerTarget:
             self._worker.wait_ready()
             self._lost = False
         life = self._life if method in ("reset", "step", "steps") else None
+        began = time.perf_counter()
         call = self._worker.actor.call.remote(seconds, method, args, life)
         limit = seconds + self._patience + START_SECONDS
         try:
-            kind, value, now = answer(call, self._worker.name, f"calling {method}", limit)
+            kind, value, now, worked = answer(call, self._worker.name, f"calling {method}", limit)
         except ActorDied:
             self._lose()
             raise LostError from None
@@ -136,6 +166,9 @@ class WorkerTarget:
             raise CallError(
                 f"has not been answered by {self._worker.name} after {limit:g} s, which is replaced"
             ) from None
+        # Dialogues that are begun are the work of their turns.
+        turns = {"step": 1, "steps": len(args[0]) if args else 0}.get(method, 0)
+        self.work.add(worked, turns, time.perf_counter() - began)
         self._begin_life(now)
         if kind == "value":
             return value
@@ -169,6 +202,7 @@ class WorkerScorer:
     ) -> None:
         self._worker, self._limit = _Worker(actor, name, LOADING_MODEL, loading), seconds + notice
         self._ready = False
+        self.work = Work()
 
     def wait_ready(self) -> None:
         """See `Scorer.wait_ready`. Raises as `_Worker.wait_ready` does, and ModelError."""
@@ -180,11 +214,12 @@ class WorkerScorer:
         """See `Scorer.score`."""
         passes = self._worker.actor.score.options(num_returns="streaming").remote(completions)
         found: dict[int, float | str] = {}
-        begun = False
+        begun, asked, began = False, time.perf_counter(), 0.0
         try:
             while (values := self._next(passes, self._limit if begun else QUEUE_SECONDS)) is not None:
                 found.update(values)
-                begun = True
+                if not begun:  # until then it was at what others had asked for
+                    begun, began = True, time.perf_counter()
         except ActorDied:
             self._ready = False
             raise LostError(begun) from None
@@ -192,6 +227,8 @@ class WorkerScorer:
             self._worker.replace(passes)
             self._ready = False
             raise LostError(begun) from None
+        now = time.perf_counter()
+        self.work.add(now - began, len(completions), now - asked)
         return [found[place] for place in range(len(completions))]
 
     def _next(self, passes: Any, limit: float) -> dict[int, float | str] | None:
@@ -254,7 +291,7 @@ class TaskWorkers:
         """Deadline for a worker to load the model that scores."""
         return self.ready_seconds + (0 if self.opened is None else self.opened.size) / READ_RATE
 
-    def scorers(self, spec: RunSpec) -> list[Scorer]:
+    def scorers(self, spec: RunSpec) -> list[WorkerScorer]:
         """The models that score, as one sampler calls them."""
         model = spec.task.reward_model
         if model is None:
@@ -264,7 +301,7 @@ class TaskWorkers:
             for rank, actor in enumerate(self.reward_models)
         ]
 
-    def targets(self, spec: RunSpec) -> list[Target]:
+    def targets(self, spec: RunSpec) -> list[WorkerTarget]:
         """The simulators, as one sampler calls them."""
         simulators = spec.task.simulators
         if simulators is None:
