@@ -36,12 +36,17 @@ class PlacementPlan:
         return [
             "",
             f"placement, by {self.source}:",
-            *(f"  {line}" for line in (self.plan.reason, self.plan.limits, *self.plan.sensitivity)),
+            *(f"  {line}" for line in self._sentences),
             "",
             *self._table(),
             "",
             *as_text(self.simulated.last_step(), self._last),
         ]
+
+    @property
+    def _sentences(self) -> tuple[str, ...]:
+        plan = self.plan
+        return (plan.reason, plan.limits, *plan.workers, *plan.sensitivity)
 
     def _table(self) -> list[str]:
         now = placement_of(self.spec)

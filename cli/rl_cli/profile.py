@@ -124,7 +124,10 @@ def lines(profile: RunProfile) -> list[str]:
         ("answers", f"{profile.mean_length:,.0f} tokens, longest {max(profile.lengths):,}, "
          f"{cut / len(profile.lengths):.0%} cut at the limit"),
         ("scoring", f"{_ms(profile.score_seconds)} per group"),
+        ("judging", _at(profile.devices.reward_models, f"{_ms(profile.judge_seconds)} per group", "reward model")),
         ("tools", f"{profile.tool_seconds:.3g} s per answer"),
+        ("simulating", _at(profile.devices.simulators, f"{_ms(profile.simulator_seconds)} per answer, which waits "
+         f"{_ms(profile.queued_seconds)} for others' turns", "simulator")),
         ("training", f"{_ms(1000 * learner.beta)} per 1,000 tokens of a rank, {_ms(learner.alpha + fixed)} for a part, "
          f"{_ms(learner.all_reduce + learner.optimizer)} for a step"),
         ("log-probs", f"{_ms(1000 * learner.log_prob)} per 1,000 tokens of a rank"),
@@ -163,6 +166,11 @@ def operations(profile: RunProfile, spec: RunSpec) -> list[str]:
     fixed = parts * (learner.per_pass or 0.0) * profile.devices.learner / profile.tokens
     rows += [("learning", f"{_rate(per_token / (learner.per_token + fixed))} of a rank")]
     return [f"{label:<12}{text}" for label, text in rows]
+
+
+def _at(workers: int, seconds: str, kind: str) -> str:
+    """What workers of the task take, where there are some."""
+    return f"{seconds}, at {workers} {kind}{'s' if workers > 1 else ''}" if workers else "none"
 
 
 def _rate(operations: float) -> str:

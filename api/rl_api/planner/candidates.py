@@ -20,6 +20,7 @@ from rl_api.planner.profile import RunProfile
 from rl_api.planner.rollout import Curve, Rollout
 from rl_api.planner.room import Room
 from rl_api.planner.search import Element, Stage, counts_of, search
+from rl_api.planner.stations import least_seconds
 from rl_api.sizes.residency import Wanted, residency
 
 
@@ -156,14 +157,17 @@ def estimate(profile: RunProfile, placement: Placement, rollout: Rollout) -> flo
     last = update_seconds(profile, learners) + profile.between_seconds
     if profile.max_staleness > 0:
         sampling, learning = rollout.steady(placement.samplers), step_learn_seconds(profile, learners) + last
+        least = least_seconds(profile)
         if placement.shared == 0:
-            return max(sampling, learning)
+            return max(sampling, learning, least)
         own = placement.samplers - placement.shared
         both = change.to_learner + change.to_sampler
         # Shared samplers are there while learners are not: what they decode in that time the others need not.
         share = placement.shared / placement.samplers
         return max(
-            learning + both, sampling + (learning + both) * share if own else sampling + learning + both
+            least,
+            learning + both,
+            sampling + (learning + both) * share if own else sampling + learning + both,
         )
     if placement.mode == "collocated":
         seconds = rollout.curve(placement.samplers).seconds

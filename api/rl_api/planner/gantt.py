@@ -12,13 +12,20 @@ from rl_api.planner.simulated import Span
 MOST_ROWS: Final = 12
 """Devices that are drawn: of those that do the same the first."""
 
-_COLOURS: Final = {"sample": "#efb118", "learn": "#4269d0", "switch": "#ff725c", "publish": "#6cc5b0"}
-_LETTERS: Final = {"sample": "s", "learn": "L", "switch": "x", "publish": "p"}
+_COLOURS: Final = {
+    "sample": "#efb118",
+    "learn": "#4269d0",
+    "switch": "#ff725c",
+    "publish": "#6cc5b0",
+    "judge": "#a463f2",
+}
+_LETTERS: Final = {"sample": "s", "learn": "L", "switch": "x", "publish": "p", "judge": "j"}
 WORDS: Final = {
     "sample": "sampler decodes",
     "learn": "learner computes",
     "switch": "devices change hands",
     "publish": "new weights travel",
+    "judge": "reward model scores",
 }
 """What spans are for people."""
 
@@ -34,7 +41,7 @@ def rows_of(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
     for span in spans:
         rows.setdefault(span.row, []).append(span)
     kinds: dict[tuple[str, bool], list[str]] = {}
-    for name in sorted(rows, key=lambda name: (name.split()[0], int(name.split()[1]))):
+    for name in sorted(rows, key=lambda name: (name.split()[0], int(name.split()[-1]))):
         kinds.setdefault((name.split()[0], any(span.what == "sample" for span in rows[name])), []).append(
             name
         )

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rl_api.planner.profile import Memories, RunProfile
+from rl_api.planner.stations import as_many_workers
 from rl_api.run import RunSpec
 from rl_api.sizes.memory import ACCELERATOR_OVERHEAD
 from rl_api.sizes.sampler import UTILIZATION
 
 
 def of_run(profile: RunProfile, spec: RunSpec, memory: float | None = None) -> RunProfile:
-    """The profile with the batch, the staleness and the limits of `spec`, and with what its processes take of accelerators.
+    """The profile with the batch, the staleness, the limits and the task's workers of `spec`, and with what its processes take
+    of accelerators.
 
     `memory`: bytes of one of them, None: as the profile has it.
     """
     limit = spec.sampler.max_new_tokens
     memory = profile.devices.memory if memory is None else memory
+    members = spec.algorithm.group_size / profile.group_size
+    profile = as_many_workers(profile, spec)
     return profile.model_copy(
         update={
             "devices": profile.devices.model_copy(update={"memory": memory}),
@@ -25,6 +29,8 @@ def of_run(profile: RunProfile, spec: RunSpec, memory: float | None = None) -> R
             "max_staleness": spec.buffer.max_staleness,
             "lengths": under_limit(profile.lengths, profile.limit, limit),
             "limit": limit,
+            "score_seconds": profile.score_seconds * members,
+            "judge_seconds": profile.judge_seconds * members,
             "memory": profile.memory if memory is None else _memories(profile.memory, spec, memory),
         }
     )

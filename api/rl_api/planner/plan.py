@@ -20,10 +20,12 @@ from rl_api.planner.cost import step_learn_seconds, turn
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.proportion import in_proportion
+from rl_api.planner.replicas import other_replicas
 from rl_api.planner.rollout import Rollout
 from rl_api.planner.room import Room
 from rl_api.planner.simulated import Simulated
 from rl_api.planner.simulator import simulate
+from rl_api.planner.stations import JUDGE, SIMULATOR, decoding_alone, least_seconds, station_seconds
 
 MOST_SIMULATED: Final = 20
 """Candidates that run in virtual time."""
@@ -85,6 +87,8 @@ class Plan(Alternative):
     """What a step's time goes into, and what would shorten it, in a sentence."""
     sensitivity: tuple[str, ...] = Field(default=(), strict=False)
     """What becomes of the plan if the profile is wrong, a sentence each."""
+    workers: tuple[str, ...] = Field(default=(), strict=False)
+    """What other numbers of the task's workers would do, a sentence each."""
     alternatives: tuple[Alternative, ...] = Field(default=(), strict=False)
     """Others that were simulated, the fastest first."""
 
@@ -142,6 +146,7 @@ def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True, most: i
         reason=_reason(best, others, profile),
         limits=_limits(best, profile),
         sensitivity=_sensitivity(best.placement, profile, room) if sensitivity else (),
+        workers=_workers(best.placement, profile, room) if sensitivity else (),
         alternatives=tuple(_alternative(one) for one in others),
     )
 
@@ -208,7 +213,7 @@ def runner_up(seconds: float, best: float) -> str:
 
 def _limits(best: Tried, profile: RunProfile) -> str:
     placement, simulated = best.placement, best.simulated
-    rollout = Rollout(profile)
+    rollout = Rollout(decoding_alone(profile))
     longest = rollout.curve(max(1, profile.answers)).seconds if profile.max_staleness == 0 else 0.0
     change = turn(profile, placement.swap)
     switching = (change.to_learner + change.to_sampler) if placement.shared else 0.0
@@ -219,9 +224,12 @@ def _limits(best: Tried, profile: RunProfile) -> str:
             "would not shorten that, buffer.maxStaleness above 0 or a smaller sampler.maxNewTokens would"
         )
     learning = step_learn_seconds(profile, placement.learners)
+    judging, stepping = station_seconds(profile, JUDGE), station_seconds(profile, SIMULATOR)
     parts = {
         f"samplers decode for {seconds_text(simulated.generating)}": simulated.generating,
         f"learners compute for {seconds_text(learning)}": learning,
+        f"reward models score for {seconds_text(judging)}": judging,
+        f"simulators step environments for {seconds_text(stepping)}": stepping,
         f"devices change hands for {seconds_text(switching)}": switching,
         f"new weights travel for {seconds_text(profile.publish_seconds)}": profile.publish_seconds,
         f"actors call each other for {seconds_text(profile.overhead_seconds)}": profile.overhead_seconds,
@@ -230,13 +238,23 @@ def _limits(best: Tried, profile: RunProfile) -> str:
     return f"of {seconds_text(whole)} per step {text}: that is what limits"
 
 
+def _workers(chosen: Placement, profile: RunProfile, room: Room) -> tuple[str, ...]:
+    return other_replicas(
+        profile, lambda other: predict(other, chosen, room.in_order).step_seconds, seconds_text
+    )
+
+
 def _sensitivity(chosen: Placement, profile: RunProfile, room: Room) -> tuple[str, ...]:
     """What is lost with this plan if rollout in truth takes longer, or training less, than the profile says."""
     found = []
-    for words, other in (
+    wrong = [
         ("rollout times are 29 % too low", scaled_profile(profile, rollout=ROLLOUT_TOO_LOW)),
         ("training times are 48 % too high", scaled_profile(profile, training=TRAINING_TOO_HIGH)),
-    ):
+    ]
+    if least_seconds(profile):
+        slower = scaled_profile(profile, workers=ROLLOUT_TOO_LOW)
+        wrong.append(("times of the task's workers are 29 % too low", slower))
+    for words, other in wrong:
         tried = _tried(other, room, 6)
         kept = predict(other, chosen, room.in_order).step_seconds
         best = min([kept, *(one.seconds for one in tried)])
@@ -251,12 +269,19 @@ def _sensitivity(chosen: Placement, profile: RunProfile, room: Room) -> tuple[st
     return tuple(found)
 
 
-def scaled_profile(profile: RunProfile, rollout: float = 1.0, training: float = 1.0) -> RunProfile:
-    """The profile with all times of decoding, and of learning, multiplied."""
+def scaled_profile(
+    profile: RunProfile, rollout: float = 1.0, training: float = 1.0, workers: float = 1.0
+) -> RunProfile:
+    """The profile with all times of decoding, of learning, and of the task's workers, multiplied."""
     decode, learner = profile.decode, profile.learner
     prefill = profile.prefill_tokens_per_second
+    at_workers = profile.simulator_seconds + profile.queued_seconds
     return profile.model_copy(
         update={
+            "judge_seconds": profile.judge_seconds * workers,
+            "tool_seconds": profile.tool_seconds + at_workers * (workers - 1),
+            "simulator_seconds": profile.simulator_seconds * workers,
+            "queued_seconds": profile.queued_seconds * workers,
             "decode": decode.model_copy(
                 update={
                     "base": decode.base * rollout,

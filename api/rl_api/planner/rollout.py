@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rl_api.planner.profile import DecodeProfile, RunProfile
+from rl_api.planner.stations import Stations
 
 MOST_SEQUENCES = 512
 """Sequences that stand for all of a step: of more, that many quantiles are decoded, with slots in proportion."""
@@ -172,7 +173,7 @@ class Rollout:
         prefill = profile.prefill_tokens_per_second
         among = min(samplers, max(1, MOST_SEQUENCES // (here * size)), 8)
         lengths = spread(profile.lengths, among * here * size, 1 - 0.5 / profile.answers)
-        groups = [0.0] * (among * here)
+        ends = [0.0] * len(lengths)
         answers: list[tuple[float, float, int]] = []
         scoring = profile.score_seconds / size * fewer
         for one in range(among):
@@ -181,17 +182,23 @@ class Rollout:
             rate = None if prefill is None else prefill / fewer
             decoded = decode(own, model, prompts, rate, slots / fewer, scoring)
             answers += zip(decoded.starts, decoded.ends, own, strict=True)
+            ends[one::among] = decoded.ends
+        stations = Stations(profile, profile.answers / len(ends))
+        for which in sorted(range(len(ends)), key=ends.__getitem__):
+            ends[which] = stations.scored(ends[which])
+        groups = [0.0] * (among * here)
+        for one in range(among):
+            own = ends[one::among]
             # Prompts go round the samplers.
-            groups[one::among] = [
-                max(decoded.ends[at : at + size]) + profile.tool_seconds for at in range(0, len(own), size)
-            ]
+            groups[one::among] = [max(own[at : at + size]) for at in range(0, len(own), size)]
         return Curve(tuple(self._learnable(groups)), tuple(answers))
 
     def _learnable(self, groups: list[float]) -> list[float]:
         return list(accumulate(groups, max)) if self.in_order else sorted(groups)
 
     def steady(self, samplers: int) -> float:
-        """Seconds of a step where samplers go on with the next one's prompts, so that none waits for the longest answer.
+        """Seconds of a step where samplers go on with the next one's prompts, so that none waits for the longest answer, nor
+        for simulators and models that score (which `least_seconds` has).
 
         As many sequences are under way as staleness and slots allow: (1 + maxStaleness) steps' answers at most.
         """
@@ -246,7 +253,10 @@ class Rollout:
             profile.decode.slots / each,
             score=profile.score_seconds / profile.group_size * each,
         )
-        ends = sorted(moment + end + profile.tool_seconds for end in decoded.ends)
+        stations = Stations(profile, profile.answers / len(whole.answers))
+        for end in sorted(end for _, end, _ in whole.answers if end <= moment):
+            stations.scored(end)
+        ends = sorted(stations.scored(moment + end) for end in sorted(decoded.ends))
         before = [end for end in whole.groups if end <= moment]
         after = len(whole.groups) - len(before)
         # Groups end with their slowest member: of the answers left those that are last in even strides.

@@ -15,6 +15,7 @@ class Sampling:
         self.line = [*run.samplers]  # who asks first for groups: who gets some comes last again
         self.begun: dict[int, list[Member]] = {}  # members of a group whose sampler has left it
         self.members: dict[int, int] = {}  # of a group, still to end
+        self.last: dict[int, float] = {}  # of a group, when those that have ended are all scored
         self.scoring: dict[int, int] = {}  # groups whose answers have all ended, and who decoded them
 
     def fill_all(self) -> None:
@@ -89,14 +90,20 @@ class Sampling:
         run = self.run
         sampler.advance(run.now)
         for member in sampler.end_next():
-            # Scored where it was decoded, which goes on after that.
+            # Scored where it was decoded, which goes on after that, or by workers meanwhile.
             sampler.at = max(sampler.at, run.now) + run.profile.score_seconds / run.size
+            self.last[member.group] = max(self.last.get(member.group, 0.0), self._scored(sampler.at))
             self.members[member.group] -= 1
             if self.members[member.group] == 0:
                 del self.members[member.group]
                 self.scoring[member.group] = sampler.index
-                run.at(sampler.at + run.profile.tool_seconds, "scored_group", member.group)
+                run.at(self.last.pop(member.group), "scored_group", member.group)
         self.fill(sampler)
+
+    def _scored(self, ended: float) -> float:
+        judged = self.run.stations.judged(ended)
+        self.run.span(f"reward model {judged.worker}", "judge", judged.start, judged.end)
+        return judged.end
 
     def scored(self, group: int) -> bool:
         """A group goes to the queue; whether it is still there, and not lost with its sampler."""
@@ -123,6 +130,7 @@ class Sampling:
         """It is gone with all that it has begun, which others begin anew."""
         for member in self.interrupted(sampler):
             self.members.pop(member.group, None)
+            self.last.pop(member.group, None)
         for group in [group for group, holder in self.scoring.items() if holder == sampler.index]:
             del self.scoring[group]
         sampler.alive = False

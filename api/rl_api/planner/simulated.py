@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Span:
-    """Something that a row of the picture does from `start` to `end`, in seconds; `what`: sample, learn, switch, publish."""
+    """Something that a row of the picture does from `start` to `end`, in seconds; `what`: sample, learn, switch, publish, or
+    judge."""
 
     row: str
     what: str

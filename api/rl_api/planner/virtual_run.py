@@ -11,6 +11,7 @@ from rl_api.planner.decoding import VirtualSampler
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.simulated import Simulated, Span
+from rl_api.planner.stations import Stations
 
 
 class VirtualRun:
@@ -31,6 +32,7 @@ class VirtualRun:
         self.queue: Queue = queue or Admission(self.groups, placement.samplers, profile.max_staleness)
         self.leases: Leases = leases or Turns()
         self.turn: Turn = turn(profile, placement.swap)
+        self.stations = Stations(profile, fewer)
         self.lengths = AnswerLengths(profile, seed)
         self.samplers = [
             VirtualSampler(
