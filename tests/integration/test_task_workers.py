@@ -21,12 +21,15 @@ from two_nodes import in_a_process
 
 from rl_api import load_run
 from rl_api.errors import PlacementError, RLTrainError
+from rl_api.planner.profile import load_profile
 from rl_api.task import TaskSpec
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.model.tokenizer import load_tokenizer
+from rl_trainer.observe.metrics import METRICS_FILE, read_metrics
+from rl_trainer.observe.timeline import TIMELINE_FILE, read_timeline
 from rl_trainer.placement.places import place_run
 from rl_trainer.rollout.reward_model import RewardModel
 from rl_trainer.rollout.task_workers import (
@@ -72,6 +75,11 @@ def test_dialogues_go_on_where_they_were_when_a_simulator_is_killed(local_ray: N
     ray.kill(actor)
 
 
+def shown(run: Path, row: str) -> set[str]:
+    """What the timeline has on rows that are called so."""
+    return {span.name for span in read_timeline(run / TIMELINE_FILE) if span.actor.startswith(row)}
+
+
 def test_a_game_is_learned_while_simulators_step_it(tmp_path: Path, local_ray: None) -> None:
     changes = (
         "stop={maxSteps: 14}",
@@ -84,6 +92,12 @@ def test_a_game_is_learned_while_simulators_step_it(tmp_path: Path, local_ray: N
     curve = summary["reward_curve"]
     assert mean(curve[-4:]) > mean(curve[:4]) + 0.15
     assert summary["groups_dropped"] == {}
+    found = load_profile(tmp_path / "run")
+    assert (found.devices.simulators, found.devices.reward_models, found.judge_seconds) == (2, 0, 0.0)
+    # Of what an answer waits, each of its turns at least the way to a worker and back, a part is work for it.
+    assert found.tool_seconds > found.simulator_seconds + found.queued_seconds
+    assert found.simulator_seconds > 0
+    assert shown(tmp_path / "run", "environments of sampler ") == {"environment"}
 
 
 def write_classifier(folder: Path) -> None:
@@ -137,6 +151,12 @@ def test_a_run_is_rewarded_by_a_model_whose_worker_is_killed(
     monkeypatch.setattr(TaskWorkers, "launch", launched)
     monkeypatch.setattr(Actors, "next_part", taken)
     summary = train_here(run, tmp_path / "run")
+    found = load_profile(tmp_path / "run")
+    assert (found.devices.reward_models, found.devices.simulators, found.tool_seconds) == (1, 0, 0.0)
+    assert found.judge_seconds > 0
+    assert found.score_seconds < found.judge_seconds / 10, "samplers decode meanwhile"
+    assert shown(tmp_path / "run", "reward models of sampler ") == {"judge"}
+    assert sum(record.time_judge for record in read_metrics(tmp_path / "run" / METRICS_FILE)) > 0
     assert len(set(pids)) == 2
     assert (summary["groups_dropped"], len(summary["reward_curve"])) == ({}, 4)
     assert run.spec.task.reward_model is not None

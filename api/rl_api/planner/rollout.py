@@ -188,9 +188,9 @@ class Rollout:
             ends[which] = stations.scored(ends[which])
         groups = [0.0] * (among * here)
         for one in range(among):
-            own = ends[one::among]
+            scored = ends[one::among]
             # Prompts go round the samplers.
-            groups[one::among] = [max(own[at : at + size]) for at in range(0, len(own), size)]
+            groups[one::among] = [max(scored[at : at + size]) for at in range(0, len(scored), size)]
         return Curve(tuple(self._learnable(groups)), tuple(answers))
 
     def _learnable(self, groups: list[float]) -> list[float]:

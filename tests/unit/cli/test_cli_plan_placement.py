@@ -54,6 +54,21 @@ def test_the_plan_its_reasons_the_alternatives_and_one_step(
     assert ET.parse("step.svg").getroot().tag.endswith("svg")
 
 
+def test_what_other_numbers_of_workers_would_do_is_said(
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of a profile with one reward model, for groups of 8 where the file has others."""
+    judged = {"devices": PROFILE.devices.model_copy(update={"reward_models": 1}), "judge_seconds": 2.0}
+    save_profile(PROFILE.model_copy(update=judged), tmp_path / PROFILE_FILE)
+    assert command("--profile-of", str(tmp_path), "--json", *SMALL, "--set", "algorithm.groupSize=4") == 0
+    found = json.loads(capsys.readouterr().out)["placement"]
+    assert "reward models score for 8 s: that is what limits" in found["limits"]
+    (said,) = found["workers"]
+    assert said.startswith("reward models limit: with ")
+    assert command("--profile-of", str(tmp_path), *SMALL, "--set", "algorithm.groupSize=4") == 0
+    assert f"  {said}\n" in capsys.readouterr().out
+
+
 def test_as_json_and_with_a_mode_that_is_fixed(
     command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -45,6 +45,12 @@ def test_what_was_measured_is_said_in_units_that_people_read():
     assert found["prompts"] == "21 tokens each, 15,000 tokens/s"
     assert found["answers"] == "24 tokens, longest 32, 50% cut at the limit"
     assert found["training"] == "50 ms per 1,000 tokens of a rank, 11 ms for a part, 1 ms for a step"
+    assert (found["judging"], found["simulating"]) == ("none", "none")
+    devices = PROFILE.devices.model_copy(update={"reward_models": 2, "simulators": 1})
+    workers = {"devices": devices, "judge_seconds": 0.25, "simulator_seconds": 0.02, "queued_seconds": 0.125}
+    told = dict(line.split(None, 1) for line in lines(PROFILE.model_copy(update=workers)))
+    assert told["judging"] == "250 ms per group, at 2 reward models"
+    assert told["simulating"] == "20 ms per answer, which waits 125 ms for others' turns, at 1 simulator"
     assert found["at"] == "once     learner 12% slower for each other process, sampler not measured"
     assert found["switches"] == "learner 750 ms, sampler not measured"
     tried = PROFILE.learner.model_copy(update={"per_pass": 0.005})
