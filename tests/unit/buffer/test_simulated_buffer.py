@@ -78,6 +78,8 @@ def test_random_runs_come_to_their_end_and_are_the_same_with_both() -> None:
                 "prompts_per_step": rng.choice((1, 3, 4, 8)),
                 "max_staleness": rng.choice((0, 0, 1, 2, 5)),
                 "score_seconds": rng.choice((0.0, 0.2)),
+                "judge_seconds": rng.choice((0.0, 0.7)),
+                "tool_seconds": rng.choice((0.0, 0.3)),
                 "decode": PROFILE.decode.model_copy(update={"slots": rng.choice((1, 2, 8, 64))}),
             }
         )
