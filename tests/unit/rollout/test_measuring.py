@@ -6,9 +6,10 @@ from unittest.mock import MagicMock
 import pytest
 
 import rl_trainer.rollout.measuring as measuring
+import rl_trainer.rollout.task_workers as task_workers
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.measuring import SamplerMeter, WorkMeter
-from rl_trainer.rollout.task_workers import Work
+from rl_trainer.rollout.task_workers import Work, WorkerScorer, WorkerTarget
 
 
 @pytest.fixture
@@ -43,6 +44,53 @@ def test_waits_for_others_have_rows_of_their_own_and_are_cut_where_a_group_is_to
         ("reward models of sampler 3", "judge", 102.0, 104.0),
         ("reward models of sampler 3", "judge", 104.0, 105.0),
     ]
+
+
+class Call:
+    """A worker's method; `remote` gives what it returns, and takes time."""
+
+    def __init__(self, called):
+        self.called = called
+
+    def options(self, **_):
+        return self
+
+    def remote(self, *args):
+        return self.called(*args)
+
+
+def test_a_simulator_works_for_turns_in_a_part_of_its_calls(monkeypatch):
+    now = SimpleNamespace(now=0.0)
+
+    def called(seconds, method, args, life):
+        now.now += 5.0
+        return "value", len(args), "life", 2.0
+
+    monkeypatch.setattr(task_workers, "time", SimpleNamespace(perf_counter=lambda: now.now))
+    monkeypatch.setattr(task_workers, "answer", lambda call, *_: call)
+    target = WorkerTarget(SimpleNamespace(call=Call(called)), "simulator 0", 60.0)
+    target.call(1.0, "begin", 7, {}, {}, [])
+    target.call(1.0, "reset", 7)
+    target.call(1.0, "steps", [(7, "up"), (8, "down")])
+    target.call(1.0, "step", 7, "up")
+    assert target.work == Work(8.0, 3, 3.0)
+
+
+def test_a_model_works_from_when_it_begins_with_what_it_was_asked_for(monkeypatch):
+    now = SimpleNamespace(now=0.0)
+
+    def passes():
+        now.now += 10.0  # others were first
+        yield {}
+        now.now += 1.5
+        yield {0: 1.0, 1: 2.0}
+
+    monkeypatch.setattr(task_workers, "time", SimpleNamespace(perf_counter=lambda: now.now))
+    monkeypatch.setattr(task_workers, "answer", lambda call, *_: call)
+    monkeypatch.setattr(task_workers, "ray", SimpleNamespace(wait=lambda calls, timeout: (calls, [])))
+    scorer = WorkerScorer(SimpleNamespace(score=Call(lambda asked: passes())), "reward model 0", 1.0, 1.0)
+    assert scorer.score([None, None]) == [1.0, 2.0]
+    assert scorer.work == Work(1.5, 2, 10.0)
 
 
 def test_what_workers_did_is_told_once():

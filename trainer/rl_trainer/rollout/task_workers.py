@@ -167,7 +167,7 @@ class WorkerTarget:
                 f"has not been answered by {self._worker.name} after {limit:g} s, which is replaced"
             ) from None
         # Dialogues that are begun are the work of their turns.
-        turns = {"step": 1, "steps": len(args[0]) if args else 0}.get(method, 0)
+        turns = len(args[0]) if method == "steps" else int(method == "step")
         self.work.add(worked, turns, time.perf_counter() - began)
         self._begin_life(now)
         if kind == "value":
