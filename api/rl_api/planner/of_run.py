@@ -12,8 +12,8 @@ from rl_api.sizes.sampler import UTILIZATION
 
 
 def of_run(profile: RunProfile, spec: RunSpec, memory: float | None = None) -> RunProfile:
-    """The profile with the batch, the staleness, the limits and the task's workers of `spec`, and with what its processes take
-    of accelerators.
+    """The profile with the batch, the staleness, the limits and the task's workers of `spec`, and with what its processes
+    take of accelerators.
 
     `memory`: bytes of one of them, None: as the profile has it.
     """
