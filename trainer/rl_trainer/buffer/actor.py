@@ -89,8 +89,13 @@ class BufferActor:
         self._after_change()
         return lost
 
-    async def hand_over(self, sampler: int, groups: Sequence[Handed]) -> list[int]:
-        """See `BufferState.hand_over`; the payload of each is bytes or `[reference]`. Answered when the sampler may die."""
+    async def hand_over(
+        self, sampler: int, groups: Sequence[Handed], stay: Sequence[Ticket] = ()
+    ) -> list[int]:
+        """See `BufferState.hand_over` and, for the tickets of `stay`, `BufferState.keep`; the payload of each group is bytes
+        or `[reference]`. Answered when the sampler may die."""
+        for ticket in stay:
+            self._state.keep(sampler, ticket.group_id, ticket.issue)
         kept = [
             replace(group, payload=await adopt(group.payload[0]))
             if isinstance(group.payload, list)
@@ -135,6 +140,7 @@ class BufferActor:
         results = []
         for group in groups:
             if isinstance(group.payload, list):
+                self._state.keep(sampler, group.group_id, group.issue)  # it is finished
                 group = replace(group, payload=await adopt(group.payload[0]))
             result = self._state.put(sampler, group, time.monotonic())
             results.append(result)

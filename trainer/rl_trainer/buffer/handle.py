@@ -76,16 +76,17 @@ class Buffer:
         reference. The answer has a `PutResult` for each."""
         return self.actor.put.remote(sampler, referred(groups))
 
-    def hand_over(self, sampler: int, groups: Iterable[Handed]) -> list[int]:
-        """Gives groups that this sampler has begun to others; on return they no longer depend on it. Returns the ids of
-        those that were still its own."""
-        call = self.actor.hand_over.remote(sampler, referred(groups))
+    def hand_over(self, sampler: int, groups: Iterable[Handed], stay: Sequence[Ticket] = ()) -> list[int]:
+        """Gives groups that this sampler has begun to others; on return they no longer depend on it. Those of `stay` it ends
+        itself, whoever has its device. Returns the ids of those that were still its own."""
+        call = self.actor.hand_over.remote(sampler, referred(groups), _bare(stay))
         return cast(list[int], self._answer(call, "handing groups over"))
 
     def owned(self, sampler: int, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Those of `tickets` that are still this sampler's: others have the rest."""
-        bare = [replace(one, begun=None) for one in tickets]
-        kept = self._answer(self.actor.owned.remote(sampler, bare), "looking whose tickets these are")
+        kept = self._answer(
+            self.actor.owned.remote(sampler, _bare(tickets)), "looking whose tickets these are"
+        )
         numbers = {one.issue for one in kept}
         return [one for one in tickets if one.issue in numbers]
 
@@ -123,3 +124,8 @@ class Buffer:
     def stop(self) -> None:
         """End of the run: samplers get `stop`."""
         self._answer(self.actor.stop.remote(), "stopping the buffer")
+
+
+def _bare(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Without what was begun, which the buffer has."""
+    return [replace(one, begun=None) for one in tickets]

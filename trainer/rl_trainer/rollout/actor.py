@@ -269,8 +269,10 @@ class SamplerActor(Worker):
     def _hand_over(self) -> None:
         started = time.time()
         begun = self.rollouts.hand_over(lambda key: isinstance(key, Ticket))
-        if groups := handed(begun, self._supply.give_up_tickets()):
-            self.buffer.hand_over(self.rank, groups)
+        groups = handed(begun, self._supply.give_up_tickets())
+        stay = [key for key in self.rollouts.keys if isinstance(key, Ticket)]
+        if groups or stay:
+            self.buffer.hand_over(self.rank, groups, stay)
             self.spans.add("hand over", started, time.time(), groups=len(groups))
 
     # -- the loop's parts ------------------------------------------------------------------------------------------
