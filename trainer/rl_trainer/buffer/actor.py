@@ -232,16 +232,20 @@ class BufferActor:
     # -- turns on devices that samplers and learners share, see `flow.turns` ------------------------------
 
     async def claim(
-        self, holder: str, devices: Sequence[str], timeout: float, priority: int = 0, anew: bool = False
+        self,
+        holder: str,
+        devices: Sequence[str],
+        timeout: float,
+        priority: int = 0,
+        turn: int = 0,
+        anew: bool = False,
     ) -> int | None:
-        """See `LeaseDesk.claim`. `anew`: by a process that has claimed nothing before: what one of its name had is over."""
-        if anew:
-            self._leases.died(holder)
+        """See `LeaseDesk.claim`."""
         if holder == LEARNERS:  # from the claim on: what samplers took now would wait with them
             self._state.learning = True
         try:
-            epoch = await self._leases.claim(holder, devices, timeout, priority)
-        except DeadlineExceeded:
+            epoch = await self._leases.claim(holder, devices, timeout, priority, turn=turn, anew=anew)
+        except RLTrainError:
             self._learners_left(holder)
             raise
         if holder == LEARNERS and epoch is not None:
@@ -249,9 +253,9 @@ class BufferActor:
             self._after_change()
         return epoch
 
-    async def withdraw(self, holder: str) -> None:
-        """Nobody waits for the answer to its claim any more; if that is granted, it was not taken."""
-        self._leases.died(holder)
+    async def give_up(self, holder: str, turn: int = 0) -> None:
+        """See `LeaseDesk.give_up`."""
+        self._leases.give_up(holder, turn)
         self._learners_left(holder)
 
     async def waits(self, holder: str) -> bool:
@@ -272,7 +276,7 @@ class BufferActor:
         self._learners_left(holder)
 
     def _learners_left(self, holder: str) -> None:
-        if holder == LEARNERS:
+        if holder == LEARNERS and not self._leases.knows(holder):  # else it came late, and they are back
             self._state.learning = False
             self._after_change()
 
