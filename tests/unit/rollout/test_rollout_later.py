@@ -185,7 +185,7 @@ def test_a_sampler_that_only_waits_for_scores_keeps_their_groups_and_each_text_i
     sampler.rank, sampler.spans, sampler.rollouts = 0, SpanRecorder("sampler 0"), here
     sampler._supply = SimpleNamespace(give_up_tickets=list)
 
-    def hand_over(rank: int, groups: Any, stay: Any = ()) -> None:
+    def hand_over(rank: int, groups: Any, stay: Any, said: Any) -> None:
         for one in stay:
             state.keep(rank, one.group_id, one.issue)
         state.hand_over(rank, groups)
