@@ -66,7 +66,10 @@ class Sampler:
     def hand_over(self, count, size):
         tickets = acquire(self.buffer, self.rank, count, 10.0).tickets
         begun = [Handed(ticket.group_id, ticket.version, b"x" * size) for ticket in tickets]
-        return self.buffer.hand_over(self.rank, begun)
+        said = {}
+        given = self.buffer.hand_over(self.rank, begun, said=said)
+        assert said == {"way": "inline" if size <= INLINE_BYTES else "reference", "bytes": count * size}
+        return given
 
     def begun(self, count):
         tickets = acquire(self.buffer, self.rank, count, 10.0).tickets
@@ -115,13 +118,15 @@ def ids(batch):
     return [taken.group_id for taken in batch.groups]
 
 
-def trajectories(batch):
-    payloads = fetch_payloads([taken.payload for taken in batch.groups])
+def trajectories(batch, way="inline"):
+    said = {}
+    payloads = fetch_payloads([taken.payload for taken in batch.groups], said=said)
+    assert said == {"way": way, "bytes": sum(len(memoryview(one)) for one in payloads)}
     return [taken.trajectories(data)[0] for taken, data in zip(batch.groups, payloads, strict=True)]
 
 
-@pytest.mark.parametrize("tokens", [5, LARGE])
-def test_groups_outlive_their_sampler(tokens):
+@pytest.mark.parametrize(("tokens", "way"), [(5, "inline"), (LARGE, "reference")])
+def test_groups_outlive_their_sampler(tokens, way):
     buffer = make(max_staleness=1)
     sampler = Sampler.remote(buffer, 0)
     assert ray.get(sampler.sample.remote(4, tokens)) == [0, 1, 2, 3]
@@ -129,7 +134,7 @@ def test_groups_outlive_their_sampler(tokens):
     assert buffer.release(0) == []
     batch = buffer.take(10.0)
     assert ids(batch) == [0, 1, 2, 3]
-    for taken, one in zip(batch.groups, trajectories(batch), strict=True):
+    for taken, one in zip(batch.groups, trajectories(batch, way), strict=True):
         assert isinstance(taken.payload, ray.ObjectRef) == (tokens == LARGE)
         assert (one.tokens == taken.group_id).all()
         assert len(one.tokens) == tokens
@@ -239,7 +244,7 @@ def test_snapshot_goes_into_a_fresh_buffer():
         put(again, 0, group(ticket))
     batch = again.take(10.0)
     assert ids(batch) == [4, 5, 6, 7]
-    assert [len(one.tokens) for one in trajectories(batch)] == [LARGE, 5, 5, 5]
+    assert [len(one.tokens) for one in trajectories(batch, "inline and reference")] == [LARGE, 5, 5, 5]
 
 
 def test_waits_end_with_a_sentence():

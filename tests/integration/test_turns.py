@@ -25,6 +25,19 @@ ONE_GROUP_AT_A_TIME = {
     "maxNewTokens": 20,
     "resources": {"cpu": 0.5},
 }
+# In the first step the sampler with the even prompts is not answered before the other one is done with all of its own.
+SLOW = """
+import time
+from pathlib import Path
+
+def reward(prompt, completion, answer):
+    last = Path(__file__).parent / "last"
+    if prompt["index"] == 7:
+        last.touch()
+    while prompt["index"] in (0, 2, 4, 6) and not last.exists():
+        time.sleep(0.02)
+    return len(set(completion)) / 6
+"""
 # Whoever asks first for the reward of a chosen prompt says who it is, and is not answered.
 HELD = """
 import os, time
@@ -72,6 +85,13 @@ def test_strictly_on_policy_the_weights_are_the_same_wherever_samplers_are(tmp_p
         ]
         spans = read_timeline(files.out / "timeline.json")
         waits = {span.actor for span in spans if span.name == "lease"}
+        for actor, what, way in (
+            ("sampler 0", "put", "inline"),
+            ("learner 1", "fetch", "inline"),
+            ("learner 0", "publish", "objectStore"),
+            ("sampler 1", "load weights", "objectStore"),
+        ):
+            assert travelled(spans, actor, what) == {way}, name
         moved = {span.actor for span in spans if span.name == "offload" and span.args["bytes"] > 0}
         assert len(moved) == (4 if name == "interrupt" else 0)
         assert waits >= {"driver", "sampler 0"}, name
@@ -107,8 +127,7 @@ def test_what_a_shared_sampler_has_begun_goes_on_with_the_other_one(tmp_path: Pa
 
 
 def test_a_hybrid_run_that_runs_ahead_loses_nothing(tmp_path: Path):
-    """The shared sampler helps with half of each batch. Whether it has a group under way just then is up to the clock: what
-    becomes of one is the test above."""
+    """The shared sampler helps with half of each batch. Whether it has a group under way just then is up to the clock."""
     files = RunFiles(
         tmp_path,
         placement={"mode": "hybrid", "sharedSamplers": 1, "partGroups": 2, "handOverAt": 0.5},
@@ -121,6 +140,30 @@ def test_a_hybrid_run_that_runs_ahead_loses_nothing(tmp_path: Path):
     assert max(step.staleness_max for step in files.steps) <= 1
 
 
+def test_a_sampler_whose_help_is_not_needed_hands_over_what_it_has_under_way(tmp_path: Path):
+    """Strictly on-policy, a quarter of the batch being there; learners want the device when all of it is."""
+    files = RunFiles(
+        tmp_path,
+        placement={"mode": "hybrid", "sharedSamplers": 1, "handOverAt": 0.25},
+        algorithm={"promptsPerStep": 8},
+        sampler=ONE_GROUP_AT_A_TIME,
+        stop={"maxSteps": 1},
+    )
+    (tmp_path / "moody_reward.py").write_text(SLOW)
+    files.run().assert_well()
+    files.assert_nothing_lost_or_twice()
+    (step,) = files.steps
+    assert sorted(step.prompts) == list(range(8))
+    spans = read_timeline(files.out / "timeline.json")
+    handed = [span for span in spans if span.name == "hand over"]
+    assert {span.actor for span in handed} == {"sampler 0"}
+    assert sum(span.args["groups"] for span in handed) == 4, "none of them was finished before"
+    assert travelled(spans, "sampler 0", "hand over") == {"inline"}
+    taken = {span.end for span in spans if (span.actor, span.name) == ("sampler 1", "fetch")}
+    trained = min(span.start for span in spans if (span.actor, span.name) == ("learner 0", "train"))
+    assert min(span.end for span in handed) < min(taken) <= max(taken) < trained
+
+
 def handed_over(files: RunFiles) -> int:
     """How many groups went from the sampler that shares its device to the other one."""
     spans = [span for span in read_timeline(files.out / "timeline.json") if span.name == "hand over"]
@@ -128,11 +171,23 @@ def handed_over(files: RunFiles) -> int:
     return sum(span.args["groups"] for span in spans)
 
 
+def travelled(spans: list[Span], actor: str, name: str) -> set[str]:
+    """The ways of what went with such spans; there is something."""
+    found = [span.args for span in spans if (span.actor, span.name) == (actor, name)]
+    assert sum(args["bytes"] for args in found) > 0, f"{actor}: no bytes of {name}"
+    return {args["way"] for args in found if args["bytes"]}
+
+
 def test_learners_interrupt_a_sampler_that_runs_ahead_and_nobody_computes_beside_another(tmp_path: Path):
     files = RunFiles(
-        tmp_path, placement={"mode": "collocated"}, buffer={"maxStaleness": 2}, stop={"maxSteps": 25}
+        tmp_path,
+        placement={"mode": "collocated"},
+        buffer={"maxStaleness": 2},
+        task={"evaluation": {"samples": 8, "everySteps": 5}},
+        stop={"maxSteps": 25},
     )
     files.run().assert_well()
+    assert len(files.events("evaluation")) >= 5
     files.assert_nothing_lost_or_twice()
     rewards = [step.reward_mean for step in files.steps]
     # Before the first update 0.73 of 1, and 0.8 to 1 from the second step on.

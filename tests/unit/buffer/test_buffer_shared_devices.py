@@ -54,6 +54,26 @@ def test_what_came_to_a_sampler_after_learners_had_its_device_is_for_others(stal
         assert state.take() is not None
 
 
+@pytest.mark.parametrize("over", ["put", "release", "hand over", "drop"])
+def test_what_a_sampler_keeps_is_its_own_till_that_is_over(over):
+    state = make(samplers=2, max_staleness=2, groups_per_step=4, capacity=8, shared_samplers=1, all_move=True)
+    first, second = state.acquire(0, 2)
+    state.keep(0, first.group_id, first.issue)
+    state.keep(0, second.group_id, first.issue)  # of a ticket that it has no more
+    state.keep(1, second.group_id, second.issue)  # which is another's
+    state.recall()
+    assert ids(state.acquire(1, 1)) == [second.group_id]
+    if over == "put":
+        assert state.put(0, group(first.group_id)).accepted
+    elif over == "release":
+        assert state.release(0) == [first.group_id]
+    elif over == "hand over":
+        assert state.hand_over(0, [Handed(first.group_id, 0, b"begun")]) == [first.group_id]
+    else:
+        assert state.drop(0, first.group_id, "reward_error")
+    assert not state.kept
+
+
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_when_so_many_groups_are_finished_samplers_that_share_devices_leave_the_rest(staleness):
     state = make(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from buffers import group
 
-from rl_api.errors import DeadlineExceeded
+from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.actor import BufferActor
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.flow.leases import LEARNERS
@@ -38,7 +38,7 @@ def test_a_sampler_hears_that_its_help_is_not_needed_where_it_asks_and_others_ar
             assert await actor.wanted("sampler 0", epoch, 0.0, None) is None, "it has been told"
             learners = asyncio.create_task(actor.claim(LEARNERS, ["learner 0"], FAR, 1))
             assert await actor.wanted("sampler 0", epoch, FAR, None) == "wanted"
-            await actor.withdraw(LEARNERS)
+            await actor.give_up(LEARNERS)
             assert await learners is None
 
     asyncio.run(play())
@@ -76,9 +76,62 @@ def test_when_learners_wait_no_more_samplers_get_groups_again(ends: str):
                 await claim
         else:
             assert (await actor.acquire(0, 1, 0.0)).tickets == []
-            await actor.withdraw(LEARNERS)
+            await actor.give_up(LEARNERS)
             await claim
         assert (await actor.acquire(0, 1, 0.0)).tickets != []
         assert not await actor.waits(LEARNERS)
+
+    asyncio.run(play())
+
+
+def test_what_learners_said_of_a_turn_that_is_over_changes_nothing_in_the_next_one():
+    """Ray carries calls of an asynchronous actor out in any order."""
+
+    async def play() -> None:
+        actor = await an_actor(1)
+        first = await actor.claim(LEARNERS, ["learner 0"], FAR, 1, 1)
+        assert first is not None
+        epoch = await actor.claim(LEARNERS, ["learner 0"], FAR, 1, 2)
+        assert epoch == first + 1, "though what gives the first one back is still to come"
+        sampler = asyncio.create_task(actor.claim("sampler 0", ["learner 0"], FAR))
+        await asyncio.sleep(0)
+        await actor.give_back(LEARNERS, first)
+        await actor.give_up(LEARNERS, 1)
+        with pytest.raises(RLTrainError, match=r"^lease: claim 1 of learners comes when it is over$"):
+            await actor.claim(LEARNERS, ["learner 0"], FAR, 1, 1)
+        await asyncio.sleep(0)
+        assert not sampler.done(), "learners have the device"
+        assert (await actor.acquire(0, 1, 0.0)).tickets == [], "and samplers that share it get no groups"
+        await actor.give_back(LEARNERS, epoch)
+        assert await sampler == epoch + 1
+        assert (await actor.acquire(0, 1, 0.0)).tickets != []
+
+    asyncio.run(play())
+
+
+def test_a_claim_that_was_given_up_before_it_came_is_not_granted():
+    async def play() -> None:
+        actor = await an_actor(1)
+        await actor.give_up(LEARNERS, 1)
+        with pytest.raises(RLTrainError, match="comes when it is over"):
+            await actor.claim(LEARNERS, ["learner 0"], FAR, 1, 1)
+        assert (await actor.acquire(0, 1, 0.0)).tickets != []
+        assert await actor.claim("sampler 0", ["learner 0"], FAR) == 1
+
+    asyncio.run(play())
+
+
+def test_a_claim_that_waits_ends_with_a_later_one_of_its_name():
+    async def play() -> None:
+        actor = await an_actor(1)
+        epoch = await actor.claim("sampler 0", ["learner 0"], FAR)
+        assert epoch is not None
+        first = asyncio.create_task(actor.claim(LEARNERS, ["learner 0"], FAR, 1, 1))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(actor.claim(LEARNERS, ["learner 0"], FAR, 1, 2))
+        assert await first is None
+        assert await actor.waits(LEARNERS)
+        await actor.give_back("sampler 0", epoch)
+        assert await second == epoch + 1
 
     asyncio.run(play())

@@ -116,7 +116,7 @@ def learners(leases: Leases, wait: Any, moved: list[str], monkeypatch: pytest.Mo
     return turn
 
 
-def test_learners_that_wait_no_more_withdraw_their_claim(leases: Leases, monkeypatch: pytest.MonkeyPatch):
+def test_learners_that_wait_no_more_give_their_claim_up(leases: Leases, monkeypatch: pytest.MonkeyPatch):
     def wait(*_: Any) -> None:
         raise ActorDied("samplers died 4 times")
 
@@ -124,7 +124,7 @@ def test_learners_that_wait_no_more_withdraw_their_claim(leases: Leases, monkeyp
     turn = learners(leases, wait, moved, monkeypatch)
     with pytest.raises(ActorDied), turn.taken("training"):
         pytest.fail("nothing is granted")
-    assert (leases.names, leases.calls[-1][1], moved) == (["claim", "withdraw"], (LEARNERS,), [])
+    assert (leases.names, leases.calls[-1][1], moved) == (["claim", "give_up"], (LEARNERS, 1), [])
 
 
 def test_learners_look_at_something_else_while_they_wait(leases: Leases, monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,8 @@ import torch
 from rl_api.errors import ActorDied
 from rl_trainer.flow import parcels as module
 from rl_trainer.flow.calls import INLINE_BYTES
-from rl_trainer.flow.parcels import Desk, choose_way, size_of
+from rl_trainer.flow.parcels import Desk, size_of
+from rl_trainer.flow.ways import choose_way, travelled
 from rl_trainer.flow.worker import Worker
 from rl_trainer.flow.worker_group import Handle, WorkerGroup
 
@@ -74,6 +75,11 @@ def test_a_handle_that_is_settled_asks_nobody_what_came_of_it(monkeypatch: pytes
 )
 def test_the_way_of_a_value(size: int, tensors: bool, together: bool, way: str):
     assert choose_way(size, tensors, together) == way
+
+
+def test_what_is_said_of_values_that_travelled_together():
+    assert travelled([], 0) == {"way": "inline", "bytes": 0}
+    assert travelled(["reference", "inline", "reference"], 7) == {"way": "inline and reference", "bytes": 7}
 
 
 def test_bytes_of_values():

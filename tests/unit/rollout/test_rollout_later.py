@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from buffers import make
 from scripted_rollouts import PARAMS, Dialogue, FakeTask, ScriptedEngine, prompt, rollouts
 
 from rl_api.errors import RewardError
-from rl_trainer.rollout.group_rollout import GroupFailure
+from rl_trainer.observe.timeline import SpanRecorder
+from rl_trainer.rollout.actor import SamplerActor
+from rl_trainer.rollout.engines.base import GenerationResult
+from rl_trainer.rollout.group_rollout import GroupFailure, GroupRollout
+from rl_trainer.rollout.handed import load_begun
 from rl_trainer.tasks import Prompt, Score, StepResult
+from rl_trainer.trajectory import Group
 
 
 class Later(Dialogue):
@@ -173,18 +181,70 @@ def test_the_end_of_a_dialogue_is_scored_later_too():
     assert group.members[0].score == Score(0.5, False)
 
 
+class OneAtATime(ScriptedEngine):
+    """Finishes one request in each step."""
+
+    def step(self) -> list[GenerationResult]:
+        self.queue, rest = self.queue[:1], self.queue[1:]
+        found = super().step()
+        self.queue = rest
+        return found
+
+
 def test_a_score_that_is_awaited_is_asked_for_again_where_its_group_goes():
-    engine, task = ScriptedEngine({"q": ["a"]}), ScoredLater()
-    first, second = rollouts(engine, task), rollouts(ScriptedEngine({}), task)
+    task = ScoredLater()
+    first, second = (rollouts(OneAtATime({"q": ["a", "b"]}), task) for _ in range(2))
     first.start("t", prompt(), 2, PARAMS, seed=0)
     first.advance()
     (begun,) = first.hand_over(lambda key: True)
     task.asked[0][1].set_result(Score(7.0, False))
     assert (first.advance(), first.groups) == ([], 0)
     second.start("t", prompt(), 2, PARAMS, 0, begun.members)
-    assert [text for text, _ in task.asked] == ["a"] * 4
-    for _, score in task.asked[2:]:
+    assert [text for text, _ in task.asked] == ["a", "a"]
+    second.advance()
+    assert [text for text, _ in task.asked] == ["a", "a", "b"]
+    for _, score in task.asked[1:]:
         score.set_result(Score(0.5, False))
     (group,) = second.advance()
     assert [member.score.reward for member in group.members] == [0.5, 0.5]
-    assert second.engine.seeds == [], "nothing is sampled again"
+    assert len(second.engine.seeds) == 1, "what was sampled is not sampled again"
+
+
+def test_a_sampler_that_only_waits_for_scores_keeps_their_groups_and_each_text_is_scored_once():
+    """It has nothing to compute, and gives its device back: neither it nor the buffer gives those groups to others."""
+    task = ScoredLater()
+    here, there = (rollouts(OneAtATime({"q": ["a", "b"], "r": ["c", "d"]}), task) for _ in range(2))
+    state = make(samplers=2, max_staleness=1, shared_samplers=1, all_move=True)
+    sampler: Any = SamplerActor.__new__(SamplerActor)
+    sampler.rank, sampler.spans, sampler.rollouts = 0, SpanRecorder("sampler 0"), here
+    sampler._supply = SimpleNamespace(give_up_tickets=list)
+
+    def hand_over(rank: int, groups: Any, stay: Any, said: Any) -> None:
+        for one in stay:
+            state.keep(rank, one.group_id, one.issue)
+        state.hand_over(rank, groups)
+
+    sampler.buffer = SimpleNamespace(hand_over=hand_over)
+    waits, unfinished = state.acquire(0, 2)
+    here.start(waits, prompt(0, "q"), 2, PARAMS, seed=0)
+    here.start(unfinished, prompt(1, "r"), 2, PARAMS, seed=0)
+    for _ in range(3):
+        here.advance()
+    sampler._hand_over()
+    state.learning = True
+    state.recall()
+    (moved,) = state.acquire(1, 9)[:1]
+    assert moved.group_id == unfinished.group_id
+    assert all(one.group_id != waits.group_id for one in state.acquire(1, 9))
+    there.start(moved, prompt(1, "r"), 2, PARAMS, 0, load_begun(moved.begun))
+    while there.members_in_engine:
+        there.advance()
+    assert [text for text, _ in task.asked] == ["a", "b", "c", "c", "d"], "but of the one that moved"
+    for _, score in task.asked:
+        score.set_result(Score(1.0, False))
+    for rank, flow in ((0, here), (1, there)):
+        (group,) = flow.deliver_scores()
+        assert isinstance(group, GroupRollout)
+        ticket = group.key
+        assert state.put(rank, Group.of(ticket.group_id, group.trajectories(), issue=ticket.issue)).accepted
+    assert not state.kept

@@ -154,6 +154,43 @@ def test_a_sampler_leaves_the_rest_to_others_where_nothing_is_left_to_do_here(
     assert sampler._can_move() is expected
 
 
+def test_an_evaluation_waits_for_the_device_and_is_computed_nowhere_else():
+    """What begins with its device goes on only while it is the sampler's."""
+    happened: list[Any] = []
+    sampler: Any = a_sampler(lambda _: None)
+    sampler._loaded, sampler.spec, sampler.task = 0, MagicMock(seed=1), MagicMock()
+    sampler._evaluations.ask(Evaluation([Prompt(0, "", "", {})], MagicMock(version=0), MagicMock()))
+    sampler._advance = lambda: happened.append("decodes")
+    sampler.rollouts.start = lambda *_: (
+        happened.append("begins"),
+        setattr(sampler.rollouts, "may_advance", True),
+    )
+    ours = iter([False, True, True, False, True])
+
+    class Turns(OwnDevice):
+        is_waited_for = False
+
+        def is_ours(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
+            assert needed
+            found = next(ours)
+            happened.append("ours" if found else "others'")
+            sampler._wake.set()
+            return found
+
+    sampler._device = Turns()
+    looks = iter([True] * 5)
+    sampler._supply = SimpleNamespace(hear=lambda _: next(looks, False), held=[], ask=lambda *_: None)
+    sampler.run()
+    turns = [
+        ["others'"],
+        ["ours", "begins", "decodes"],
+        ["ours", "decodes"],
+        ["others'"],
+        ["ours", "decodes"],
+    ]
+    assert happened == [one for turn in turns for one in turn]
+
+
 def test_a_loop_that_has_ended_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch):
     samplers: Any = Samplers.__new__(Samplers)
     samplers._elasticity, samplers._restarts, samplers._watch = None, 0, None

@@ -89,8 +89,13 @@ class BufferActor:
         self._after_change()
         return lost
 
-    async def hand_over(self, sampler: int, groups: Sequence[Handed]) -> list[int]:
-        """See `BufferState.hand_over`; the payload of each is bytes or `[reference]`. Answered when the sampler may die."""
+    async def hand_over(
+        self, sampler: int, groups: Sequence[Handed], stay: Sequence[Ticket] = ()
+    ) -> list[int]:
+        """See `BufferState.hand_over` and, for the tickets of `stay`, `BufferState.keep`; the payload of each group is bytes
+        or `[reference]`. Answered when the sampler may die."""
+        for ticket in stay:
+            self._state.keep(sampler, ticket.group_id, ticket.issue)
         kept = [
             replace(group, payload=await adopt(group.payload[0]))
             if isinstance(group.payload, list)
@@ -135,6 +140,7 @@ class BufferActor:
         results = []
         for group in groups:
             if isinstance(group.payload, list):
+                self._state.keep(sampler, group.group_id, group.issue)  # it is finished
                 group = replace(group, payload=await adopt(group.payload[0]))
             result = self._state.put(sampler, group, time.monotonic())
             results.append(result)
@@ -226,16 +232,20 @@ class BufferActor:
     # -- turns on devices that samplers and learners share, see `flow.turns` ------------------------------
 
     async def claim(
-        self, holder: str, devices: Sequence[str], timeout: float, priority: int = 0, anew: bool = False
+        self,
+        holder: str,
+        devices: Sequence[str],
+        timeout: float,
+        priority: int = 0,
+        turn: int = 0,
+        anew: bool = False,
     ) -> int | None:
-        """See `LeaseDesk.claim`. `anew`: by a process that has claimed nothing before: what one of its name had is over."""
-        if anew:
-            self._leases.died(holder)
+        """See `LeaseDesk.claim`."""
         if holder == LEARNERS:  # from the claim on: what samplers took now would wait with them
             self._state.learning = True
         try:
-            epoch = await self._leases.claim(holder, devices, timeout, priority)
-        except DeadlineExceeded:
+            epoch = await self._leases.claim(holder, devices, timeout, priority, turn=turn, anew=anew)
+        except RLTrainError:
             self._learners_left(holder)
             raise
         if holder == LEARNERS and epoch is not None:
@@ -243,9 +253,9 @@ class BufferActor:
             self._after_change()
         return epoch
 
-    async def withdraw(self, holder: str) -> None:
-        """Nobody waits for the answer to its claim any more; if that is granted, it was not taken."""
-        self._leases.died(holder)
+    async def give_up(self, holder: str, turn: int = 0) -> None:
+        """See `LeaseDesk.give_up`."""
+        self._leases.give_up(holder, turn)
         self._learners_left(holder)
 
     async def waits(self, holder: str) -> bool:
@@ -266,7 +276,7 @@ class BufferActor:
         self._learners_left(holder)
 
     def _learners_left(self, holder: str) -> None:
-        if holder == LEARNERS:
+        if holder == LEARNERS and not self._leases.knows(holder):  # else it came late, and they are back
             self._state.learning = False
             self._after_change()
 

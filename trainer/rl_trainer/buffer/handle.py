@@ -71,21 +71,28 @@ class Buffer:
         """Tickets for up to `max_groups` groups, as `Acquired`: none where there were none for `timeout` seconds."""
         return self.actor.acquire.remote(sampler, max_groups, timeout, known_version)
 
-    def put_ref(self, sampler: int, groups: Iterable[Group]) -> Any:
+    def put_ref(self, sampler: int, groups: Iterable[Group], said: dict[str, Any] | None = None) -> Any:
         """Hands in finished groups, answered when they no longer depend on this process; until then the caller keeps the
-        reference. The answer has a `PutResult` for each."""
-        return self.actor.put.remote(sampler, referred(groups))
+        reference. The answer has a `PutResult` for each. `said`: see `payloads.py`."""
+        return self.actor.put.remote(sampler, referred(groups, said))
 
-    def hand_over(self, sampler: int, groups: Iterable[Handed]) -> list[int]:
-        """Gives groups that this sampler has begun to others; on return they no longer depend on it. Returns the ids of
-        those that were still its own."""
-        call = self.actor.hand_over.remote(sampler, referred(groups))
+    def hand_over(
+        self,
+        sampler: int,
+        groups: Iterable[Handed],
+        stay: Sequence[Ticket] = (),
+        said: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Gives groups that this sampler has begun to others; on return they no longer depend on it. Those of `stay` it ends
+        itself, whoever has its device. Returns the ids of those that were still its own. `said`: see `payloads.py`."""
+        call = self.actor.hand_over.remote(sampler, referred(groups, said), _bare(stay))
         return cast(list[int], self._answer(call, "handing groups over"))
 
     def owned(self, sampler: int, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Those of `tickets` that are still this sampler's: others have the rest."""
-        bare = [replace(one, begun=None) for one in tickets]
-        kept = self._answer(self.actor.owned.remote(sampler, bare), "looking whose tickets these are")
+        kept = self._answer(
+            self.actor.owned.remote(sampler, _bare(tickets)), "looking whose tickets these are"
+        )
         numbers = {one.issue for one in kept}
         return [one for one in tickets if one.issue in numbers]
 
@@ -123,3 +130,8 @@ class Buffer:
     def stop(self) -> None:
         """End of the run: samplers get `stop`."""
         self._answer(self.actor.stop.remote(), "stopping the buffer")
+
+
+def _bare(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Without what was begun, which the buffer has."""
+    return [replace(one, begun=None) for one in tickets]

@@ -1,8 +1,11 @@
 """How payloads of groups travel between samplers, buffer and learners.
 
-They do not pass through the buffer's actor unless they are small: up to `INLINE_BYTES` they travel inside the call (one
-message instead of four); above, who sends puts the bytes into the object store and the buffer adopts them
-(`flow/adoption.py`): they are on its own node then.
+They do not pass through the buffer's actor unless they are small: as `flow/ways.py` says, they travel inside the call (one
+message instead of four), or who sends puts the bytes into the object store and the buffer adopts them (`flow/adoption.py`):
+they are on its own node then. Never point to point: who will learn from a group is not known when it is sampled, and its
+sampler may be gone by then.
+
+`said`, where it is given, gets the way that they took and their bytes, for a span.
 """
 
 from __future__ import annotations
@@ -18,14 +21,16 @@ from ray.exceptions import GetTimeoutError, RayError
 from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.groups import Handed
 from rl_trainer.error_text import RESUME_HINT, first_line
-from rl_trainer.flow.calls import INLINE_BYTES
+from rl_trainer.flow.ways import Way, choose_way, travelled
 from rl_trainer.trajectory import Group
 
 FETCH_SECONDS = 60.0
 _Sent = TypeVar("_Sent", Group, Handed)
 
 
-def fetch_payloads(payloads: Sequence[Any], timeout: float = FETCH_SECONDS) -> list[Any]:
+def fetch_payloads(
+    payloads: Sequence[Any], timeout: float = FETCH_SECONDS, said: dict[str, Any] | None = None
+) -> list[Any]:
     """Payloads as bytes-like values, those by reference fetched in one call.
 
     Raises:
@@ -42,7 +47,9 @@ def fetch_payloads(payloads: Sequence[Any], timeout: float = FETCH_SECONDS) -> l
         ) from None
     except RayError as error:
         raise ActorDied(f"a group of a batch was lost ({first_line(error)}); {RESUME_HINT}") from None
-    return [next(fetched) if isinstance(payload, ray.ObjectRef) else payload for payload in payloads]
+    found = [next(fetched) if isinstance(payload, ray.ObjectRef) else payload for payload in payloads]
+    _tell(said, payloads, found)
+    return found
 
 
 def to_send(payloads: Iterable[bytes]) -> list[Any]:
@@ -50,20 +57,27 @@ def to_send(payloads: Iterable[bytes]) -> list[Any]:
     sent: list[Any] = []
     inline = 0
     for data in payloads:
-        inline += len(data)
-        if inline > INLINE_BYTES:
-            inline -= len(data)
-            sent.append(ray.put(np.frombuffer(data, np.uint8)))
-        else:
+        if choose_way(inline + len(data)) == "inline":
+            inline += len(data)
             sent.append(data)
+        else:
+            sent.append(ray.put(np.frombuffer(data, np.uint8)))
     return sent
 
 
-def referred(groups: Iterable[_Sent]) -> list[_Sent]:
+def referred(groups: Iterable[_Sent], said: dict[str, Any] | None = None) -> list[_Sent]:
     """The same with large payloads as `[reference]`."""
     given = list(groups)
     payloads = to_send(group.payload for group in given)
+    _tell(said, payloads, [group.payload for group in given])
     return [
         replace(group, payload=[payload] if isinstance(payload, ray.ObjectRef) else payload)
         for group, payload in zip(given, payloads, strict=True)
     ]
+
+
+def _tell(said: dict[str, Any] | None, sent: Iterable[Any], data: Iterable[Any]) -> None:
+    """Of payloads as they were sent, and of their bytes."""
+    if said is not None:
+        ways: list[Way] = ["reference" if isinstance(one, ray.ObjectRef) else "inline" for one in sent]
+        said |= travelled(ways, sum(memoryview(one).nbytes for one in data))

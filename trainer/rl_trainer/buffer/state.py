@@ -54,6 +54,7 @@ class BufferState:
         self.reissue: set[int] = set()  # the pending ones that were dispatched before
         self.learning = False  # learners have the devices that samplers share, or wait for them
         self.begun: dict[int, Handed] = {}  # pending and running ones that were handed over with tokens
+        self.kept: set[int] = set()  # running ones that their samplers end without a device
         self._by_home: dict[int, list[int]] | None = None  # `_homes`; None: to be found anew
         self._homes_alone = False
         self.ready: OrderedStore[int, Group] = OrderedStore(config.order)
@@ -117,6 +118,7 @@ class BufferState:
             del self.running[group_id]
             bisect.insort(self.pending, group_id)
             self.reissue.add(group_id)
+        self.kept.difference_update(lost)
         self.roster.leave(sampler)
         self._by_home = None
         return lost
@@ -142,6 +144,7 @@ class BufferState:
             if handed.version is not None:
                 self.begun[handed.group_id] = handed
             given.append(handed.group_id)
+        self.kept.difference_update(given)
         self._by_home = None
         return given
 
@@ -150,11 +153,17 @@ class BufferState:
         holder, _ = self.running.get(group_id, (None, 0))
         return holder == sampler and issue in (None, self._issues[group_id])
 
+    def keep(self, sampler: int, group_id: int, issue: int | None) -> None:
+        """Of this group nothing is left to sample: the sampler waits for its scores, or hands it in already."""
+        if self.owns(sampler, group_id, issue):
+            self.kept.add(group_id)
+
     def recall(self) -> None:
         """Learners have the devices, and what was begun there was handed over: what samplers there hold they have got since,
-        and others sample it, since learners may keep the devices till it is there."""
+        but for what they `keep`, and others sample it, since learners may keep the devices till it is there."""
         for group_id, (sampler, _) in list(self.running.items()):
-            if self.config.all_move and sampler < self.config.shared_samplers:
+            moves = self.config.all_move and group_id not in self.kept
+            if moves and sampler < self.config.shared_samplers:
                 self.hand_over(sampler, [Handed(group_id, None)])
 
     @property
@@ -301,6 +310,7 @@ class BufferState:
     def _forget_ticket(self, group_id: int) -> None:
         self.running.pop(group_id, None)
         self.begun.pop(group_id, None)
+        self.kept.discard(group_id)
         self._issues.pop(group_id, None)
         if group_id in self.reissue:
             self.reissue.discard(group_id)

@@ -20,10 +20,16 @@ class LeaseDesk:
         self._waiting: dict[str, asyncio.Future[int | None]] = {}
         self._since: dict[str, float] = {}  # by holder, of its lease
         self._changes = Changes()
-        self._stopped = False
 
     async def claim(
-        self, holder: str, devices: Sequence[str], timeout: float, priority: int = 0
+        self,
+        holder: str,
+        devices: Sequence[str],
+        timeout: float,
+        priority: int = 0,
+        *,
+        turn: int = 0,
+        anew: bool = False,
     ) -> int | None:
         """All of `devices` together, as `LeaseTable.claim`.
 
@@ -34,13 +40,12 @@ class LeaseDesk:
             DeadlineExceeded: not within `timeout` seconds; names who has them.
             RLTrainError: see `LeaseTable.claim`.
         """
-        if self._stopped and not priority:
-            return None
-        granted = self._table.claim(holder, devices, priority)
-        if not any(lease.holder == holder for lease in granted):
-            return await self._granted(holder, devices, timeout)
+        granted = self._table.claim(holder, devices, priority, turn=turn, anew=anew)
+        self._answer(holder, None)  # to one that is over by this one
         self._tell(granted)
-        return next(lease.epoch for lease in granted if lease.holder == holder)
+        if epoch := next((lease.epoch for lease in granted if lease.holder == holder), None):
+            return epoch
+        return await self._granted(holder, devices, timeout) if self._table.knows(holder) else None
 
     async def _granted(self, holder: str, devices: Sequence[str], timeout: float) -> int | None:
         loop = asyncio.get_running_loop()
@@ -98,18 +103,26 @@ class LeaseDesk:
         self._answer(holder, None)
         self._tell(granted)
 
+    def give_up(self, holder: str, turn: int) -> None:
+        """See `LeaseTable.give_up`. A claim that waits is answered with None."""
+        granted = self._table.give_up(holder, turn)
+        if not self._table.knows(holder):
+            self._answer(holder, None)
+        self._tell(granted)
+
+    def knows(self, holder: str) -> bool:
+        """See `LeaseTable.knows`."""
+        return self._table.knows(holder)
+
     def waits(self, holder: str) -> bool:
         """Whether it has claimed, and is not granted yet."""
         return holder in self._waiting
 
     def stop(self) -> None:
         """The run is over: who waits at priority 0 is told so, and so is who asks later."""
-        self._stopped = True
-        for claim in self._table.claims:
-            if not claim.priority:
-                granted = self._table.withdraw(claim.holder)
-                self._answer(claim.holder, None)
-                self._tell(granted)
+        for holder in self._table.stop():
+            self._answer(holder, None)
+        self._changes.notify()
 
     def _tell(self, granted: Iterable[Lease]) -> None:
         for lease in granted:

@@ -3,6 +3,9 @@
 A holder claims all that it needs in one claim, and has no second claim while it has one or holds devices: so nobody who
 holds waits for more, and there is no deadlock. Claims are granted by priority, then in the order of their arrival; one
 that waits keeps its devices from later ones, so that a large claim is not passed by small ones again and again.
+
+Messages of one process may arrive in any order, those of a dead one after its death is known, but before any of its
+successor's. So who may stop waiting numbers its claims, and a process's first claim ends what one before it of its name had.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ class LeaseTable:
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._claims: dict[str, Claim] = {}
+        self._turns: dict[str, int] = {}  # by holder, of the last claim that it has numbered
         self._epoch = self._number = 0
+        self.stopped = False
 
     @property
     def leases(self) -> list[Lease]:
@@ -62,18 +67,37 @@ class LeaseTable:
         """Those that wait, in the order in which they would be granted."""
         return sorted(self._claims.values(), key=lambda claim: (-claim.priority, claim.number))
 
-    def claim(self, holder: str, devices: Iterable[str], priority: int = 0) -> list[Lease]:
+    def claim(
+        self, holder: str, devices: Iterable[str], priority: int = 0, *, turn: int = 0, anew: bool = False
+    ) -> list[Lease]:
         """Asks for all of `devices` together.
 
+        Args:
+            holder: who asks.
+            devices: for what.
+            priority: higher goes first; at 0 nothing is granted once the run is over, see `stop`.
+            turn: number of the claim, larger than that of each before it, where the holder numbers them: what it had
+                before is over.
+            anew: it is the first claim of its process: what one before it of the same name had is over.
+
         Raises:
-            RLTrainError: the holder has devices, or asks for some already: it would wait while it holds.
+            RLTrainError: the holder has devices, or asks for some already: it would wait while it holds. Or the claim was
+                given up before it arrived.
         """
+        if turn and turn <= self._turns.get(holder, 0):
+            raise RLTrainError(f"lease: claim {turn} of {holder} comes when it is over")
+        if turn or anew:
+            self._turns[holder] = turn
+            self._leases.pop(holder, None)
+            self._claims.pop(holder, None)
         if holder in self._leases or holder in self._claims:
             has = "holds" if holder in self._leases else "waits for"
             theirs = (self._leases.get(holder) or self._claims[holder]).devices
             raise RLTrainError(
                 f"lease: {holder} claims {_names(devices)}, but {has} {_names(theirs)} already; it gives them back first"
             )
+        if self.stopped and not priority:
+            return self._grant()
         self._number += 1
         self._claims[holder] = Claim(holder, frozenset(devices), priority, self._number)
         return self._grant()
@@ -82,6 +106,22 @@ class LeaseTable:
         """The holder waits no more."""
         self._claims.pop(holder, None)
         return self._grant()
+
+    def give_up(self, holder: str, turn: int) -> list[Lease]:
+        """Nobody waits for the answer to the claim of this number any more, which may be still to come: if it is granted, it
+        was not taken. Where a later one has come, nothing changes."""
+        if turn < self._turns.get(holder, 0):
+            return []
+        self._turns[holder] = turn
+        return self.died(holder)
+
+    def stop(self) -> list[str]:
+        """The run is over: whose claims of priority 0 are so, too. Nobody is let in: they were the last in line."""
+        self.stopped = True
+        ended = [claim.holder for claim in self.claims if not claim.priority]
+        for holder in ended:
+            del self._claims[holder]
+        return ended
 
     def release(self, holder: str, epoch: int) -> list[Lease]:
         """Gives a lease back; of one that is over, as its epoch says, nothing changes."""
@@ -93,6 +133,10 @@ class LeaseTable:
         """The process behind `holder` is gone for certain: what it held is free, and it waits no more."""
         self._leases.pop(holder, None)
         return self.withdraw(holder)
+
+    def knows(self, holder: str) -> bool:
+        """Whether it has devices, or waits for some."""
+        return holder in self._leases or holder in self._claims
 
     def holds(self, holder: str, epoch: int) -> bool:
         """Whether the lease of this epoch is still the holder's."""

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import ray
@@ -23,9 +23,8 @@ from torch import Tensor
 
 from rl_api.errors import DeadlineExceeded
 from rl_trainer.error_text import first_line
-from rl_trainer.flow.calls import INLINE_BYTES, answer
-
-Way = Literal["inline", "reference", "collective"]
+from rl_trainer.flow.calls import answer
+from rl_trainer.flow.ways import Way, choose_way
 
 SEND_SECONDS = 600.0
 # Parcels to one rank, point to point, that nobody may have opened yet: gloo does not say of a send that it is over, unless
@@ -120,19 +119,6 @@ class Desk:
                 call = dist.irecv(part, parcel.rank, tag=parcel.tag)
                 _awaited(call, timeout, f"{self.owner}: nothing came of {parcel.source}")
         return made.get("", made)
-
-
-def choose_way(size: int, tensors: bool, together: bool) -> Way:
-    """How a value of `size` bytes travels.
-
-    Args:
-        size: bytes.
-        tensors: whether it is made of tensors alone.
-        together: whether sender and receiver are ranks of one process group.
-    """
-    if size <= INLINE_BYTES:
-        return "inline"
-    return "collective" if tensors and together else "reference"
 
 
 def size_of(value: Any) -> int:

@@ -55,6 +55,7 @@ class Turn:
         self._arrive: Callable[[], object] | None = None
         self._leave: Callable[[], object] | None = None
         self._epoch: int | None = None
+        self._number = 0  # of the last claim: who gives one up does not wait until that is heard
         self._there = False
 
     def move(self, arrive: Callable[[], object], leave: Callable[[], object]) -> None:
@@ -74,13 +75,14 @@ class Turn:
         """
         if self._epoch is None:
             with self._spans.span("lease"):
-                call = self._leases.claim.remote(LEARNERS, self._devices, self._timeout, 1)
+                self._number += 1
+                call = self._leases.claim.remote(LEARNERS, self._devices, self._timeout, 1, self._number)
                 waits = f"waiting for samplers to leave the devices for {phase}"
                 try:
                     self._epoch = self._wait(call, "buffer", waits, self._timeout + ANSWER_SECONDS, meanwhile)
                 except BaseException:
                     # Nobody waits for it: the buffer may be what failed.
-                    self._leases.withdraw.remote(LEARNERS)
+                    self._leases.give_up.remote(LEARNERS, self._number)
                     raise
         try:
             if not self._there and self._arrive is not None:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rl_trainer.flow.parcels import SEND_SECONDS, Desk, Parcel, Way
+from rl_trainer.flow.parcels import SEND_SECONDS, Desk, Parcel
+from rl_trainer.flow.ways import Way, travelled
 from rl_trainer.observe.timeline import SpanRecorder
 
 
@@ -54,10 +55,10 @@ class Worker:
         """A parcel with `value`, for `recv` of another worker; see `Desk.send`."""
         with self.spans.span("send") as said:
             parcel = self._desk.send(value, to, way)
-            said |= {"way": parcel.way, "bytes": parcel.size}
+            said |= travelled([parcel.way], parcel.size)
         return parcel
 
     def recv(self, parcel: Parcel, timeout: float = SEND_SECONDS) -> Any:
         """What another worker has sent; see `Desk.receive`."""
-        with self.spans.span("recv", way=parcel.way, bytes=parcel.size, source=parcel.source):
+        with self.spans.span("recv", source=parcel.source, **travelled([parcel.way], parcel.size)):
             return self._desk.receive(parcel, timeout, self.device)

@@ -181,7 +181,7 @@ class LearnerActor(Worker):
         `Learner.update`.
         """
         with self._work.measured():
-            parts = zip(_trajectories(share), denominators, strict=True)
+            parts = zip(self._trajectories(share), denominators, strict=True)
             batches = [MiniBatch(samples, whole) for samples, whole in parts]
             result = self.learner.update(batches, version=trained, train_policy=train_policy)
         published = None if version is None else self._publish(version)
@@ -190,7 +190,7 @@ class LearnerActor(Worker):
     def accumulate(self, share: Share, denominators: LossDenominators, trained: int) -> list[Span]:
         """See `Learner.accumulate`, for a share of one selection; `denominators` and `trained` as in `update`."""
         with self._work.measured():
-            (samples,) = _trajectories(share)
+            (samples,) = self._trajectories(share)
             self.learner.accumulate(MiniBatch(samples, denominators), version=trained)
         return self.spans.drain()
 
@@ -204,7 +204,7 @@ class LearnerActor(Worker):
     def token_estimates(self, share: Share) -> tuple[TokenEstimates, list[Span]]:
         """See `Learner.token_estimates`, for a share of one selection."""
         with self._work.measured():
-            (samples,) = _trajectories(share)
+            (samples,) = self._trajectories(share)
             found = self.learner.token_estimates(samples)
         return found, self.spans.drain()
 
@@ -228,6 +228,20 @@ class LearnerActor(Worker):
         assert self._broadcaster is not None
         return self._broadcaster.failure()
 
+    def _trajectories(self, share: Share) -> list[list[Trajectory]]:
+        """The trajectories of each selection, with their advantages; each payload is fetched and unpacked once."""
+        with self._work.fetching(len(share.payloads)) as said:
+            groups = [unpack(payload) for payload in fetch_payloads(share.payloads, said=said)]
+        return [
+            [
+                replace(groups[group][member], advantage=advantage)
+                for group, member, advantage in zip(
+                    part.groups, part.members, part.member_advantages(), strict=True
+                )
+            ]
+            for part in share.selections
+        ]
+
     def _publish(self, version: int) -> Publication | None:
         offered = offer(self.learner, getattr(torch, self.spec.model.dtype))
         if self.rank:
@@ -236,6 +250,7 @@ class LearnerActor(Worker):
         with self.spans.span("publish", version=version) as noted:
             published = self.publisher.publish(offered, version)
             noted["bytes"] = self._store_of_weights.put_bytes - before
+            noted["way"] = None if published is None else published.way
         return published
 
     def offload(self) -> int:
@@ -378,20 +393,6 @@ def _place(folder: Path, upload: Upload | None, probe: str) -> tuple[Path | Remo
     except CheckpointError as error:
         return None, str(error)
     return RemoteFolder(upload.uri, stalled=_UPLOAD_SECONDS), ""
-
-
-def _trajectories(share: Share) -> list[list[Trajectory]]:
-    """The trajectories of each selection, with their advantages; each payload is fetched and unpacked once."""
-    groups = [unpack(payload) for payload in fetch_payloads(share.payloads)]
-    return [
-        [
-            replace(groups[group][member], advantage=advantage)
-            for group, member, advantage in zip(
-                part.groups, part.members, part.member_advantages(), strict=True
-            )
-        ]
-        for part in share.selections
-    ]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,13 +27,23 @@ class LearnerWork:
     def __init__(self, learner: Learner, spans: SpanRecorder) -> None:
         self._learner, self._spans, self._process = learner, spans, ProcessMeter()
         self._held: dict[str, float] = {}
+        self._fetched = 0.0  # seconds of the batch under way
+
+    @contextmanager
+    def fetching(self, groups: int) -> Iterator[dict[str, Any]]:
+        """The block, at the begin of work on a batch, brings its groups here; yields what is said of it."""
+        began = time.perf_counter()
+        with self._spans.span("fetch", groups=groups, source="buffer") as said:
+            yield said
+        self._fetched += time.perf_counter() - began
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """The block is work on a batch. Passes for log-probs and for values are shown at its begin, and are no training."""
-        start, began = time.time(), time.perf_counter()
+        """The block is work on a batch, `fetching` included. Passes for log-probs and for values are shown at its begin, and
+        are no training."""
+        start, began, self._fetched = time.time(), time.perf_counter(), 0.0
         yield
-        seconds, at = self._learner.meter.drain(), start  # which waits for a GPU
+        seconds, at = self._learner.meter.drain(), start + self._fetched  # which waits for a GPU
         end = start + time.perf_counter() - began
         for name, part in (("log probs", "log_probs"), ("values", "values")):
             if took := seconds.get(part, 0.0):

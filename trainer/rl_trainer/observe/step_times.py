@@ -10,7 +10,7 @@ from rl_trainer.observe.timeline import ENVIRONMENT, JUDGE, MEASURED, Span
 SWITCHES = ("onload", "offload", "wake")
 """Spans of a change of who has the devices."""
 
-_WORK = {"sampler": ("generate", "score"), "learner": ("train", "log probs", "values")}
+_WORK = {"sampler": ("generate", "score"), "learner": ("fetch", "train", "log probs", "values")}
 COMPUTING = {"sampler": ("generate",), "learner": _WORK["learner"]}
 """By role its spans of work on a device."""
 
@@ -48,15 +48,18 @@ def step_times(spans: Iterable[Span]) -> dict[str, float]:
         values = seconds[key].values()
         return sum(values) / len(values) if values else 0.0
 
-    def slowest(name: str) -> float:
-        return max(seconds[f"learner/{name}"].values(), default=0.0)
+    def slowest(*names: str) -> float:
+        learners = {actor for name in names for actor in seconds[f"learner/{name}"]}
+        return max(
+            (sum(seconds[f"learner/{name}"][actor] for name in names) for actor in learners), default=0.0
+        )
 
     return {
         "time_generate": mean("sampler/generate"),
         "time_score": mean("sampler/score"),
         "time_log_probs": slowest("log probs"),
         "time_values": slowest("values"),
-        "time_train": slowest("train"),
+        "time_train": slowest("fetch", "train"),
         "time_publish": mean("driver/publish"),
         "time_evaluate": mean("driver/evaluate"),
         "time_lease": mean("sampler/lease") + mean("driver/lease"),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -270,9 +271,13 @@ class SamplerActor(Worker):
     def _hand_over(self) -> None:
         started = time.time()
         begun = self.rollouts.hand_over(lambda key: isinstance(key, Ticket))
-        if groups := handed(begun, self._supply.give_up_tickets()):
-            self.buffer.hand_over(self.rank, groups)
-            self.spans.add("hand over", started, time.time(), groups=len(groups))
+        groups = handed(begun, self._supply.give_up_tickets())
+        stay = [key for key in self.rollouts.keys if isinstance(key, Ticket)]
+        said: dict[str, Any] = {"groups": len(groups)}
+        if groups or stay:
+            self.buffer.hand_over(self.rank, groups, stay, said)
+        if groups:
+            self.spans.add("hand over", started, time.time(), **said)
 
     # -- the loop's parts ------------------------------------------------------------------------------------------
 
@@ -298,7 +303,8 @@ class SamplerActor(Worker):
             for ticket in acquired.tickets:
                 prompt, begun = self.task.prompt(ticket.group_id), None
                 if ticket.begun is not None:
-                    begun = load_begun(fetch_payloads([ticket.begun])[0])
+                    with self.spans.span("fetch", groups=1, source="buffer") as said:
+                        begun = load_begun(fetch_payloads([ticket.begun], said=said)[0])
                 self._start(ticket, prompt, self.spec.algorithm.group_size, self.params, begun)
 
     def _start(
@@ -341,7 +347,7 @@ class SamplerActor(Worker):
         if load is None:  # the loop goes on, and is woken
             return False
         self._stretch.end()
-        with self.spans.span("load weights", version=version) as noted:
+        with self.spans.span("load weights", version=version, way=published.way, source="learner 0") as noted:
             load()
             noted["bytes"], self._store.taken_bytes = self._store.taken_bytes, 0
             forget_store_pages(keep=KEPT_BYTES)
@@ -368,7 +374,8 @@ class SamplerActor(Worker):
             else:
                 self._answered(group)
         if done:
-            self._delivery.put(done)
+            with self.spans.span("put", groups=len(done)) as said:
+                self._delivery.put(done, said)
 
     def _finished(self, ticket: Ticket, group: GroupRollout) -> Group:
         self._stretch.end()

@@ -34,9 +34,9 @@ class Delivery:
         """Whether it was told to go."""
         return self._leaving.is_set()
 
-    def put(self, groups: Sequence[Group]) -> None:
-        """Sends finished groups, and waits for nothing."""
-        self._puts.append(self._buffer.put_ref(self._rank, groups).future())
+    def put(self, groups: Sequence[Group], said: dict[str, Any] | None = None) -> None:
+        """Sends finished groups, and waits for nothing. `said`: see `Buffer.put_ref`."""
+        self._puts.append(self._buffer.put_ref(self._rank, groups, said).future())
 
     def check(self) -> None:
         """Raises what the buffer has answered meanwhile to groups that it did not take."""

@@ -80,6 +80,11 @@ class Rollouts:
         return len(self._groups)
 
     @property
+    def keys(self) -> list[object]:
+        """Of the groups under way."""
+        return [group.key for group in self._groups.values()]
+
+    @property
     def members_in_engine(self) -> int:
         """Members that hold or wait for a slot of the engine."""
         return self.engine.active + self.engine.waiting
@@ -182,11 +187,12 @@ class Rollouts:
 
     def hand_over(self, wanted: Callable[[object], bool]) -> list[GroupRollout]:
         """Takes the groups under way with such a key out, with what their members have so far, so that others may `start`
-        them from there. Groups with an environment stay: what that knows cannot be moved."""
+        them from there. Groups with an environment stay: what that knows cannot be moved. So do those of which only scores
+        are awaited: these need no engine, and others would ask for them again."""
         numbers = [
             number
             for number, group in self._groups.items()
-            if wanted(group.key) and all(member.environment is None for member in group.members)
+            if wanted(group.key) and self._goes_on_elsewhere(number, group)
         ]
         groups = {number: self._groups.pop(number) for number in numbers}
         self._asked = [entry for entry in self._asked if entry[0] not in groups]
@@ -196,6 +202,12 @@ class Rollouts:
             _append(groups[number].members[m], found)
             groups[number].members[m].begun.extend(found.tokens.tolist())
         return list(groups.values())
+
+    def _goes_on_elsewhere(self, number: int, group: GroupRollout) -> bool:
+        """Whether there is something left to sample of it, and no environment."""
+        asked = {m for asked, m, _ in self._asked if asked == number}
+        unsampled = any(member.score is None and m not in asked for m, member in enumerate(group.members))
+        return unsampled and all(member.environment is None for member in group.members)
 
     def abort(self, unwanted: Callable[[object], bool]) -> None:
         """Forgets the groups under way with such a key."""
