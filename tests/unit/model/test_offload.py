@@ -159,7 +159,7 @@ print(json.dumps([held, gone, there - away, back - away, same and engine.active 
 
 
 def moved(script: str, folder: Path) -> list[Any]:
-    """What `script` prints, in a process of its own: bytes held and moved, by how much it shrank and grew, and what is equal."""
+    """What `script` prints in a process of its own: bytes held and moved, by how much it shrank and grew, what is equal."""
     found = subprocess.run(
         [sys.executable, "-c", script, str(folder / "model")],
         env={
