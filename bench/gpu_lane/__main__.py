@@ -6,6 +6,7 @@ Stages, each in a process of its own with a deadline:
   engine     our engine and vLLM: tokens/s, and how long new weights stop them, by each way they can come
   divided    vLLM over several devices, in one pod and in two: tokens/s, and log-probs against the learner's
   agreement  log-probs of the engines against the learner's, before and after training steps
+  turns      learner and engines give the device back and take it again: memory, seconds, the same bits afterwards
   scoring    a model that scores: texts/s, values against those on cores, memory against `rltrain plan`
   kernels    attention and log-probs against plain formulas: speed, memory, error
   loop       whole runs: `rltrain run`, and its parts in turns on one GPU
@@ -34,7 +35,18 @@ from gpu_lane.machine import driver_version, gpu_names
 from gpu_lane.report import NAME, Report
 from gpu_lane.shapes import SHAPES
 
-STAGES = ("machine", "learner", "engine", "divided", "agreement", "scoring", "kernels", "loop", "peer")
+STAGES = (
+    "machine",
+    "learner",
+    "engine",
+    "divided",
+    "agreement",
+    "turns",
+    "scoring",
+    "kernels",
+    "loop",
+    "peer",
+)
 WITHOUT_MODEL = ("machine", "kernels")
 # To end what has not come to an end by itself.
 _SLACK = 5.0

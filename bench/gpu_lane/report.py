@@ -18,6 +18,7 @@ TITLES = {
     "engine": "Engines",
     "divided": "Engines over several devices",
     "agreement": "Agreement of engine and learner",
+    "turns": "Devices that change hands",
     "scoring": "Models that score",
     "kernels": "Kernels",
     "loop": "Runs",

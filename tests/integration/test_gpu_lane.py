@@ -66,6 +66,7 @@ def test_every_stage_has_rows_of_numbers(whole: tuple[Path, dict[str, Any], str]
         "engine",
         "divided",
         "agreement",
+        "turns",
         "scoring",
         "kernels",
         "loop",
@@ -99,6 +100,10 @@ def test_every_stage_has_rows_of_numbers(whole: tuple[Path, dict[str, Any], str]
     assert list(runs) == ["in turns", "rltrain run"]
     assert all(row["completion tok/s"] > 0 for row in runs.values())
 
+    turns = rows(found, "turns")
+    assert [row["role"] for row in turns] == ["learner", "engine torch"]
+    assert all(row["moved, GB"] > 0 < row["both, GB/s"] for row in turns)
+
     scoring = rows(found, "scoring")
     assert [row["texts at once"] for row in scoring] == [1, 16]
     assert all(row["texts/s"] > 0 < row["planned, GB"] for row in scoring)
@@ -127,6 +132,8 @@ def test_what_must_agree_does(whole: tuple[Path, dict[str, Any], str]) -> None:
     assert scoring == [
         f"{count} texts at once, {what}" for count in (1, 16) for what in ("|d| from cores", "spread / |d|")
     ]
+    turns = {check["name"]: check["found"] for check in found["results"]["turns tiny"]["checks"]}
+    assert turns == {f"{role}, the same afterwards": "True" for role in ("learner", "engine torch")}
     agreement = rows(found, "agreement")
     states = [
         "at the start",
@@ -155,6 +162,7 @@ def test_what_cannot_run_here_says_why_in_json_and_in_markdown(
         "Learner",
         "Engines",
         "Agreement of engine and learner",
+        "Devices that change hands",
         "Models that score",
         "Kernels",
         "Runs",

@@ -20,8 +20,9 @@ seconds, and half a minute on a busy machine. Who is not known to be dead is giv
 pytestmark = pytest.mark.timeout(1500)
 
 SAMPLERS = ("onload", "generate", "offload", "evaluate", "load")
-RANKS = ("accumulate",)
-"""Of `POINTS`; each costs a restart. The seeded faults of `make chaos` come to the others."""
+RANKS = ("onload", "accumulate", "_publish")
+"""Of `POINTS`: as a device is taken over, in the midst of a step, and at its end; each costs a restart. The seeded faults of
+`make chaos` come to the others, and are held to 5 seconds."""
 # Of all processes the first kills itself that comes to a point for which there is a file, and says so.
 KILLS_ITSELF = """
 import functools, importlib.abc, importlib.util, os, signal, sys
