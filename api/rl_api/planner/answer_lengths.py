@@ -11,9 +11,10 @@ from rl_api.planner.rollout import spread
 class AnswerLengths:
     """Tokens of each answer of each group, which stay the same however often they are asked for."""
 
-    def __init__(self, profile: RunProfile, seed: int) -> None:
-        """`seed`: of the order in which long and short answers come."""
-        self.profile, self.seed = profile, seed
+    def __init__(self, profile: RunProfile, seed: int, answers: int) -> None:
+        """`seed`: of the order in which long and short answers come. `answers`: of a step of the run that this
+        one stands for: the longest is as long as that of so many."""
+        self.profile, self.seed, self.answers = profile, seed, answers
         self.steps: dict[int, list[int]] = {}
 
     def of(self, group: int) -> list[int]:
@@ -22,7 +23,7 @@ class AnswerLengths:
         step, position = divmod(group, self.profile.prompts_per_step)
         if step not in self.steps:
             count = self.profile.answers
-            drawn = spread(self.profile.lengths, count, 1 - 0.5 / count)
+            drawn = spread(self.profile.lengths, count, 1 - 0.5 / self.answers)
             random.Random(self.seed * 1_000_003 + step).shuffle(drawn)
             self.steps[step] = drawn
         return self.steps[step][position * size : (position + 1) * size]

@@ -33,7 +33,7 @@ class VirtualRun:
         self.leases: Leases = leases or Turns()
         self.turn: Turn = turn(profile, placement.swap)
         self.stations = Stations(profile, fewer)
-        self.lengths = AnswerLengths(profile, seed)
+        self.lengths = AnswerLengths(profile, seed, profile.answers * fewer)
         self.samplers = [
             VirtualSampler(
                 profile.decode,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+from statistics import NormalDist
 
 import pytest
 
@@ -189,6 +191,34 @@ def test_a_large_run_is_simulated_in_proportion() -> None:
     assert (placed.samplers * fewer, small.prompts_per_step * fewer) == (16, 512)
     whole = simulate(profile, placement, steps=2).step_seconds
     assert simulate(small, placed, steps=2, fewer=fewer).step_seconds == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [Placement(64, 64, 64, 512), Placement(24, 40, 0, 64), Placement(32, 64, 32, 64, 0.125)],
+    ids=["collocated", "disaggregated", "hybrid"],
+)
+def test_a_heavy_tail_is_as_long_however_much_smaller_the_run_is_that_is_simulated(
+    placement: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much smaller follows from what divides a placement's numbers, so that else some of them would look faster."""
+    normal = NormalDist()
+    profile = RunProfile(
+        group_size=8,
+        prompts_per_step=512,
+        decode=DecodeProfile(base=0.01, per_active=8e-5, slots=256),
+        lengths=tuple(
+            round(2000 * math.exp(0.7 * normal.inv_cdf((index + 0.5) / 4096))) for index in range(4096)
+        ),
+        learner=LearnerProfile(beta=1e-6),
+    )
+    found = {}
+    for most in (2048, 8192):
+        monkeypatch.setattr("rl_api.planner.proportion.MOST_ANSWERS", most)
+        fewer = in_proportion(profile, placement)[2]
+        found[fewer] = predict(profile, placement, in_order=False).step_seconds
+    assert sorted(found) == [2, 8]
+    assert found[8] == pytest.approx(found[2], rel=0.02)
 
 
 def test_decode_steps_by_hand() -> None:
