@@ -22,7 +22,7 @@ when all parts are there), it emits part k at outFirst + k x outPeriod after it 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -142,35 +142,28 @@ class _Search:
             self.fronts[key] = _pareto(made)
         return self.fronts[key]
 
+    def _fastest(self, stage: Stage, devices: int) -> int | None:
+        """Of the counts up to `devices` that exist and fit; more may be slower (all-reduce)."""
+        fitting = self._fitting(stage, stage.whole, devices)
+        return min(fitting, key=lambda one: (stage.whole[one], one), default=None)
+
+    def _fitting(self, stage: Stage, counts: Iterable[int], devices: int) -> list[int]:
+        return [one for one in counts if one <= devices and stage.held.get(one, 0.0) <= self.memory]
+
     def _stage(self, index: int, devices: int) -> list[Element]:
-        stage = self.stages[index]
-        there = [count for count in stage.whole if count <= devices]
-        if not there:
-            return []
-        # More devices may be slower (all-reduce): the fastest of the counts that exist.
-        count = min(there, key=lambda one: (stage.whole[one], one))
-        held = stage.held.get(count, 0.0)
-        if held > self.memory:
-            return []
-        seconds = stage.whole[count]
-        found = [Element(seconds, 0.0, 0.0, True, seconds, 0.0, held, ("whole", stage.name, count))]
-        streamed = [one for one in stage.streamed if one <= devices]
+        stage, found = self.stages[index], []
+        count = self._fastest(stage, devices)
+        if count is not None:
+            seconds, held = stage.whole[count], stage.held.get(count, 0.0)
+            made: tuple[object, ...] = ("whole", stage.name, count)
+            found.append(Element(seconds, 0.0, 0.0, True, seconds, 0.0, held, made))
+        streamed = self._fitting(stage, stage.streamed, devices)
         if streamed:
             count = min(streamed, key=lambda one: (stage.streamed[one][1], one))
             first, period = stage.streamed[count]
-            found.append(
-                Element(
-                    first + self.rest * period,
-                    first,
-                    period,
-                    False,
-                    0.0,
-                    0.0,
-                    stage.held.get(count, 0.0),
-                    ("parts", stage.name, count),
-                )
-            )
-        return [element for element in found if element.held <= self.memory]
+            held, made = stage.held.get(count, 0.0), ("parts", stage.name, count)
+            found.append(Element(first + self.rest * period, first, period, False, 0.0, 0.0, held, made))
+        return found
 
     def _interval(self, begin: int, end: int, devices: int) -> list[Element]:
         made: list[Element] = []
@@ -253,17 +246,15 @@ class _Search:
         from t on. What ends last is least where both end together, or at t = 0 or T.
         """
         stage, found = self.stages[0], []
-        all_devices = [count for count in stage.whole if count <= self.devices]
-        if not all_devices:
+        top = self._fastest(stage, self.devices)
+        if top is None:
             return []
-        top = min(all_devices, key=lambda one: (stage.whole[one], one))
         seconds = stage.whole[top]
         switch = self.stages[1].switch
         for count in self.counts:
-            left = [one for one in stage.whole if one <= self.devices - count]
-            if not left:
+            fewer = self._fastest(stage, self.devices - count)
+            if fewer is None:
                 continue
-            fewer = min(left, key=lambda one: (stage.whole[one], one))
             slower = stage.whole[fewer]
             for right in self._front(1, len(self.stages), count):
                 alone = right.first + self.rest * right.period
@@ -277,7 +268,7 @@ class _Search:
                     total = max(when + switch + alone, ended + last) + tail
                     self.tried += 1
                     made = ("handOver", ("parts", stage.name, top, fewer, when), right.made)
-                    held = max(stage.held.get(top, 0.0), right.held)
+                    held = max(stage.held.get(top, 0.0), stage.held.get(fewer, 0.0), right.held)
                     found.append(Element(total, 0.0, 0.0, True, total, 0.0, held, made))
         return heapq.nsmallest(MOST_FOUND, found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -142,14 +143,43 @@ def test_what_does_not_fit_into_memory_is_not_found() -> None:
     assert search([stage], 1, 1, memory=50.0).best == ()
 
 
+def test_a_slower_number_of_devices_is_found_where_the_fastest_does_not_fit() -> None:
+    held = {2: 100.0, 4: 50.0}
+    stage = Stage("a", {2: 10.0, 4: 11.0}, {2: (1.0, 1.0), 4: (2.0, 2.0)}, held)
+    assert [one.made for one in search([stage], 4, 8, memory=60.0).best] == [
+        ("whole", "a", 4),
+        ("parts", "a", 4),
+    ]
+    assert search([stage], 4, 8).best[0].made == ("parts", "a", 2)
+
+
+def _handing_over(held: dict[int, float] | None = None) -> list[Stage]:
+    """Samplers of which twice as many are not twice as fast, and learners for whom it takes 6 s to take devices over."""
+    whole = {count: 40 * (8 / count) ** 0.7 for count in range(1, 9)}
+    parts = {count: (seconds / 8,) * 2 for count, seconds in whole.items()}
+    sampler = Stage("a", whole, parts, held or dict.fromkeys(whole, 60.0), hands_over=True)
+    return [sampler, _stage("b", 40.0, switch=6.0, held=dict.fromkeys(whole, 60.0))]
+
+
 def test_hand_over_is_found_where_no_cut_is_as_good() -> None:
-    """Both stages scale without loss. In turn on all devices, each device always works, and nothing is faster - unless it
-    costs something to change hands. Alone on few devices, each stage waits for the other's first part and last."""
-    left, right = _stage("a", 40.0, hands_over=True), _stage("b", 40.0, switch=6.0, held={8: 0.0})
-    left = Stage("a", left.whole, left.streamed, dict.fromkeys(range(1, 9), 60.0), hands_over=True)
-    right = Stage("b", right.whole, right.streamed, dict.fromkeys(range(1, 9), 60.0), switch=6.0)
+    """In turn samplers gain little from learners' devices; alone each waits for the other's first part and last."""
+    left, right = _handing_over()
     found = search([left, right], 8, 8, memory=100.0).best
-    assert found[0].total <= min(one.total for one in found if one.made[0] != "handOver")
+    assert found[0].made[0] == "handOver"
+    without = search([replace(left, hands_over=False), right], 8, 8, memory=100.0).best
+    assert {one.made for one in without} >= {one.made for one in found if one.made[0] != "handOver"}
+    assert found[0].total < 0.95 * without[0].total
+
+
+def test_hand_over_keeps_to_memory_before_it_and_after() -> None:
+    """On all 8 devices, and on what is left of them, a sampler is only where it fits."""
+    for held, all_devices in (({8: 120.0}, 7), ({1: 120.0, 2: 120.0, 3: 120.0}, 8)):
+        stages = _handing_over(dict.fromkeys(range(1, 9), 60.0) | held)
+        found = [one for one in search(stages, 8, 8, memory=100.0).best if one.made[0] == "handOver"]
+        assert {one.made[1][2] for one in found} == {all_devices}  # type: ignore[index]
+        assert not {one.made[1][3] for one in found} & set(held)  # type: ignore[index]
+        assert all(one.held <= 100.0 for one in found)
+    assert search(_handing_over(dict.fromkeys(range(1, 9), 120.0)), 8, 8, memory=100.0).best == ()
 
 
 def test_of_more_than_a_few_devices_only_numbers_that_matter_are_tried() -> None:
