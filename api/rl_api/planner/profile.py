@@ -38,8 +38,6 @@ class DevicesProfile(Model):
     """Samplers."""
     per_sampler: int = Field(default=1, ge=1, le=1024)
     """Devices of one sampler."""
-    per_node: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Devices of a node; null: not known, all count as one node's."""
     memory: Size | None = None
     """Of one accelerator, the smallest; null: not known, or CPUs, which share their node's: nothing is held against it."""
     learner_company: float = Field(default=0.0, ge=0, le=1_000_000)

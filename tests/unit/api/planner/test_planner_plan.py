@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rl_api.errors import InvalidConfig
-from rl_api.planner.candidates import candidates, part_sizes
+from rl_api.planner.candidates import MOST_ALIKE, best_estimates, candidates, part_sizes
 from rl_api.planner.cost import (
     COPIED_BYTES_PER_SECOND,
     NEXT_PART_SECONDS,
@@ -254,6 +255,33 @@ def test_candidates_keep_to_what_the_user_says() -> None:
             assert room.shared in (None, one.shared)
             assert not room.learners or one.learners in room.learners
             assert one.shared == 0 or room.per_sampler == 1
+
+
+def test_few_samplers_share_as_well_as_many() -> None:
+    found = candidates(PROFILE, Room(7), Rollout(PROFILE))
+    by_learners = {
+        learners: {one.shared for one in found if one.learners == learners and one.mode == "hybrid"}
+        for learners in (1, 4, 6)
+    }
+    assert by_learners == {1: {1}, 4: {4, 2, 1}, 6: {6, 3, 1}}
+
+
+def test_as_many_samplers_share_as_the_user_says_at_every_moment_and_in_every_part() -> None:
+    """Also a number that no half of the learners is."""
+    spec = _spec({"learner": {"replicas": 4}, "sampler": {"replicas": 5}}, sharedSamplers=3)
+    room = room_of(spec)
+    found = [one for one in candidates(PROFILE, room, Rollout(PROFILE)) if one.learners == 4]
+    assert {(one.samplers, one.shared) for one in found} == {(5, 3)}
+    assert {one.hand_over_at for one in found if one.part_groups == 16} == {None, 0.25, 0.5, 0.75, 0.9}
+    assert {one.part_groups for one in found} == set(part_sizes(16, room))
+
+
+def test_of_placements_that_differ_in_parts_alone_a_few_are_simulated() -> None:
+    rollout = Rollout(PROFILE)
+    found = best_estimates(PROFILE, candidates(PROFILE, Room(8), rollout), rollout, 20)
+    alike = Counter((one.learners, one.samplers, one.shared) for one in found[:20])
+    assert max(alike.values()) == MOST_ALIKE
+    assert len(found) >= 20
 
 
 def test_a_runs_own_placement_is_looked_at_and_auto_may_choose_another() -> None:
