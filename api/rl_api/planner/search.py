@@ -21,6 +21,7 @@ when all parts are there), it emits part k at outFirst + k x outPeriod after it 
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +93,10 @@ class Found:
 
 
 def counts_of(stages: Sequence[Stage], devices: int) -> list[int]:
-    """Devices that intervals are tried on: any number of a few, of many even shares, powers of two, and what these leave."""
+    """Devices that intervals are tried on: any number of a few, of many even shares, powers of two, and what these leave.
+
+    The search adds those of the fastest pipeline.
+    """
     if devices <= MOST_EVERY:
         return list(range(1, devices + 1))
     powers = [2**power for power in range(devices.bit_length()) if 2**power <= devices]
@@ -100,6 +104,32 @@ def counts_of(stages: Sequence[Stage], devices: int) -> list[int]:
     found = {*powers, *even, *(devices - power for power in powers if power < devices)}
     least = min(min(stage.whole) for stage in stages)
     return sorted(count for count in found if count >= least)
+
+
+class Pipeline(NamedTuple):
+    """The first or last stages of a chain, each on devices of its own, part by part."""
+
+    devices: int
+    first: float
+    period: float
+    counts: tuple[int, ...]
+
+
+def _undominated(ways: list[Pipeline]) -> list[Pipeline]:
+    """Those that no other equals in devices, first part and period."""
+    kept: list[Pipeline] = []
+    firsts: list[float] = []  # of those kept, ascending, and their periods, descending
+    periods: list[float] = []
+    for way in sorted(ways):
+        at = bisect.bisect_right(firsts, way.first)
+        if at and periods[at - 1] <= way.period:
+            continue
+        end = at
+        while end < len(periods) and periods[end] >= way.period:
+            end += 1
+        firsts[at:end], periods[at:end] = [way.first], [way.period]
+        kept.append(way)
+    return kept
 
 
 def search(stages: Sequence[Stage], devices: int, parts: int, memory: float | None = None) -> Found:
@@ -115,6 +145,13 @@ class _Search:
         self.stages, self.devices, self.rest = stages, devices, parts - 1
         self.memory = float("inf") if memory is None else memory
         self.counts = counts_of(stages, devices)
+        self.pipeline = self._pipeline()
+        if self.pipeline is not None:
+            # What goes with its numbers is near what goes with others as good: a stage handed over, or halves of a split.
+            own = self.pipeline.counts
+            after = {sum(own[begin:]) for begin in range(1, len(own))}
+            self.counts = sorted({*self.counts, *own, *after, *(devices - count for count in after)} - {0})
+        self.divisions: dict[int, list[tuple[int, int]]] = {}
         self.fronts: dict[tuple[int, int, int], list[Element]] = {}
         self.tried = 0
 
@@ -123,7 +160,7 @@ class _Search:
         whole = self._stage(0, self.devices) if last == 1 else self._interval(0, last, self.devices)
         self.fronts[(0, last, self.devices)] = whole
         # Who has the whole chain chooses among all: a front is for what becomes a part of something.
-        best = heapq.nsmallest(MOST_FOUND, whole)
+        best = heapq.nsmallest(MOST_FOUND, [*whole, *self._pipelined()])
         if last > 1 and self.stages[0].hands_over:
             best += self._handed_over()
         unique = {element.made: element for element in sorted(best, reverse=True)}
@@ -159,11 +196,41 @@ class _Search:
             found.append(Element(seconds, 0.0, 0.0, True, seconds, 0.0, held, made))
         streamed = self._fitting(stage, stage.streamed, devices)
         if streamed:
-            count = min(streamed, key=lambda one: (stage.streamed[one][1], one))
-            first, period = stage.streamed[count]
-            held, made = stage.held.get(count, 0.0), ("parts", stage.name, count)
-            found.append(Element(first + self.rest * period, first, period, False, 0.0, 0.0, held, made))
+            found.append(self._parts(stage, min(streamed, key=lambda one: (stage.streamed[one][1], one))))
         return found
+
+    def _parts(self, stage: Stage, count: int) -> Element:
+        first, period = stage.streamed[count]
+        held, made = stage.held.get(count, 0.0), ("parts", stage.name, count)
+        return Element(first + self.rest * period, first, period, False, 0.0, 0.0, held, made)
+
+    def _pipeline(self) -> Pipeline | None:
+        """The fastest way to give each stage devices of its own, whichever numbers intervals are tried on."""
+        ways = [Pipeline(0, 0.0, 0.0, ())]
+        for stage in reversed(self.stages):
+            fitting = self._fitting(stage, stage.streamed, self.devices)
+            ways = _undominated(
+                [
+                    Pipeline(
+                        way.devices + count,
+                        way.first + stage.streamed[count][0],
+                        max(way.period, stage.streamed[count][1]),
+                        (count, *way.counts),
+                    )
+                    for way in ways
+                    for count in fitting
+                    if way.devices + count <= self.devices
+                ]
+            )
+        return min(ways, key=lambda one: (one.first + self.rest * one.period, one.devices), default=None)
+
+    def _pipelined(self) -> list[Element]:
+        if self.pipeline is None or len(self.stages) == 1:
+            return []
+        *others, last = map(self._parts, self.stages, self.pipeline.counts)
+        for one in reversed(others):
+            last = self._split(one, last)
+        return [last]
 
     def _interval(self, begin: int, end: int, devices: int) -> list[Element]:
         made: list[Element] = []
@@ -172,23 +239,20 @@ class _Search:
             for left in self._front(begin, cut, devices):
                 for right in self._front(cut, end, devices):
                     made += self._shared(left, right, switch)
-            for count in self.counts:
-                if count >= devices:
-                    break
+            for count, rest in self._divisions(devices):
+                rights = self._front(cut, end, rest)
                 for left in self._front(begin, cut, count):
-                    for right in self._front(cut, end, self._least(devices - count)):
-                        made.append(self._split(left, right))
+                    made += [self._split(left, right) for right in rights]
         self.tried += len(made)
         return made
 
-    def _least(self, devices: int) -> int:
-        """The most devices not above these that intervals are tried on."""
-        counts = self.counts
-        low, high = 0, len(counts)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if counts[middle] <= devices else (low, middle)
-        return counts[low - 1] if low else 0
+    def _divisions(self, devices: int) -> list[tuple[int, int]]:
+        """Numbers that are tried which two halves can have of `devices`: of those that leave as many the largest."""
+        if devices not in self.divisions:
+            counts = [count for count in self.counts if count < devices]
+            largest = {counts[at - 1]: one for one in counts if (at := bisect.bisect(counts, devices - one))}
+            self.divisions[devices] = [(count, rest) for rest, count in largest.items()]
+        return self.divisions[devices]
 
     def _shared(self, left: Element, right: Element, switch: float) -> list[Element]:
         """Both on the same devices, in turn or alternating. Tensors move, or where there is room for both stay."""
