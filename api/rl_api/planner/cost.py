@@ -35,9 +35,19 @@ def learn_seconds(profile: RunProfile, tokens: float, ranks: int, samplers: floa
 
     `samplers`: how many of them decode meanwhile.
     """
+    slower = learn_crowded(profile, ranks, samplers)
+    return profile.learner.alpha + slower * pass_seconds(profile, tokens, ranks)
+
+
+def pass_seconds(profile: RunProfile, tokens: float, ranks: int) -> float:
+    """Of a part's passes, where as many compute at once as when they were measured."""
     learner = profile.learner
-    slower = crowded(learner.contention, ranks - 1 + samplers, profile.devices.learner_company)
-    return learner.alpha + slower * ((learner.per_pass or 0.0) + learner.per_token * tokens / ranks)
+    return (learner.per_pass or 0.0) + learner.per_token * tokens / ranks
+
+
+def learn_crowded(profile: RunProfile, ranks: int, samplers: float) -> float:
+    """How much longer passes of each of `ranks` take than they were measured to, where `samplers` decode meanwhile."""
+    return crowded(profile.learner.contention, ranks - 1 + samplers, profile.devices.learner_company)
 
 
 def decode_crowded(profile: RunProfile, others: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rl_api.planner.admission import LEARNERS
 from rl_api.planner.changing_hands import ChangingHands
-from rl_api.planner.cost import learn_seconds, next_part_seconds, update_seconds
+from rl_api.planner.cost import learn_crowded, next_part_seconds, pass_seconds, update_seconds
 from rl_api.planner.sampling import Sampling
 from rl_api.planner.virtual_run import VirtualRun
 
@@ -17,6 +17,11 @@ class Learning:
         self.run, self.sampling, self.hands = run, sampling, hands
         self.rows = max(1, run.placement.shared, round(run.placement.learners / run.fewer))
         self.learned = 0  # groups of the step
+        self.begun = 0.0  # with the part
+        self.since = 0.0  # passes go on as they do now
+        self.left = 0.0  # seconds of passes since then, where nobody else computes
+        self.slower = 1.0
+        self.epoch = 0
         self.version = 0
 
     def offer(self) -> None:
@@ -49,20 +54,41 @@ class Learning:
             for index in range(run.placement.shared):
                 run.span(f"learner {index}", "switch", begin, begin + run.turn.to_learner)
             begin += run.turn.to_learner
-        decoding = run.decoding * run.fewer
+        self.begun, self.since = begin, begin + run.profile.learner.alpha
         tokens = run.lengths.tokens(run.part)
-        end = begin + learn_seconds(run.profile, tokens, run.placement.learners, decoding)
-        self._spans("learn", begin, end)
-        run.at(end, "part_learned", 0)
+        self.left = pass_seconds(run.profile, tokens, run.placement.learners)
+        self.slower = self._crowded()
+        self._schedule()
+
+    def _crowded(self) -> float:
+        return learn_crowded(
+            self.run.profile, self.run.placement.learners, self.run.decoding * self.run.fewer
+        )
+
+    def _schedule(self) -> None:
+        self.epoch += 1
+        self.run.at(self.since + self.left * self.slower, "part_learned", 0, self.epoch)
+
+    def crowd(self) -> None:
+        """Passes are slower, or faster again, where more or fewer samplers decode than so far."""
+        run = self.run
+        if run.part is None or not run.learning or (slower := self._crowded()) == self.slower:
+            return
+        self.left -= max(0.0, run.now - self.since) / self.slower
+        self.since, self.slower = max(self.since, run.now), slower
+        self._schedule()
 
     def _spans(self, what: str, start: float, end: float) -> None:
         for index in range(self.rows):
             self.run.span(f"learner {index}", what, start, end)
 
-    def part_learned(self) -> None:
+    def part_learned(self, epoch: int) -> None:
         """The next one follows; after the step's last one the optimizer, and publishing."""
         run = self.run
+        if epoch != self.epoch:
+            return  # it takes longer, or less long
         assert run.part is not None
+        self._spans("learn", self.begun, run.now)
         self.learned += len(run.part)
         run.result.trained += run.part
         run.part = None

@@ -62,15 +62,19 @@ class _Simulation:
             run.at(outage.at, "lost", number)
             run.at(outage.at + outage.seconds, "back", number)
         self.sampling.fill_all()
-        run.crowd()
+        self._crowd()
         while len(run.result.published) < steps and run.events:
             self._happens(*run.next())
-            run.crowd()
+            self._crowd()
         if len(run.result.published) < steps:
             raise AssertionError("nothing happens any more, and the steps are not done")
         for sampler in run.samplers:
             self.sampling.rests(sampler)
         return self._sums()
+
+    def _crowd(self) -> None:
+        self.run.crowd()
+        self.learning.crowd()
 
     def _happens(self, what: str, which: int, epoch: int) -> None:
         match what:
@@ -79,7 +83,7 @@ class _Simulation:
             case "scored_group":
                 self._scored_group(which)
             case "part_learned":
-                self.learning.part_learned()
+                self.learning.part_learned(epoch)
             case "published":
                 self.learning.published()
             case "stops":

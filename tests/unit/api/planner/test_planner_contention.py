@@ -67,5 +67,20 @@ def test_learners_are_slower_beside_samplers_that_go_on() -> None:
     assert lengths == pytest.approx([3.5, 3.5, 3.5, 3.0])
 
 
+def test_learners_are_faster_again_as_soon_as_nobody_decodes() -> None:
+    """Two groups, the first of which is learned from 10 s on, the second decoded until 20 s: of 20 s of passes, which begin
+    after one second, 9 / 1.25 are done by then."""
+    profile = PROFILE.model_copy(
+        update={
+            "prompts_per_step": 2,
+            "decode": DecodeProfile(base=1.0, slots=2),
+            "learner": LearnerProfile(alpha=1.0, beta=1.0, contention=0.25),
+        }
+    )
+    run = simulate(profile, Placement(1, 1, 0, 1), steps=1)
+    learned = [(span.start, span.end) for span in run.spans if span.what == "learn"]
+    assert learned == [pytest.approx((10, 32.8)), pytest.approx((32.8, 53.8))]
+
+
 def test_prediction_and_simulation_have_it() -> None:
     assert predict(PROFILE, Placement(2, 2, 2, 4)).step_seconds == pytest.approx(11.25 + 6 + 2)
