@@ -145,7 +145,7 @@ def make_plan(profile: RunProfile, room: Room, sensitivity: bool = True, most: i
         **found.model_dump(),
         reason=_reason(best, others, profile),
         limits=_limits(best, profile),
-        sensitivity=_sensitivity(best.placement, profile, room) if sensitivity else (),
+        sensitivity=_sensitivity(best.placement, profile, room, most) if sensitivity else (),
         workers=_workers(best.placement, profile, room) if sensitivity else (),
         alternatives=tuple(_alternative(one) for one in others),
     )
@@ -220,8 +220,9 @@ def _limits(best: Tried, profile: RunProfile) -> str:
     whole = best.seconds
     if longest > 0.6 * whole:
         return (
-            f"the longest answer alone takes {seconds_text(longest)} of {seconds_text(whole)}: more devices for samplers "
-            "would not shorten that, buffer.maxStaleness above 0 or a smaller sampler.maxNewTokens would"
+            f"the group with the longest answer takes {seconds_text(longest)} of {seconds_text(whole)} on a sampler of its "
+            "own, with its prompts and score: more devices for samplers would not shorten that, buffer.maxStaleness above 0 "
+            "or a smaller sampler.maxNewTokens would"
         )
     learning = step_learn_seconds(profile, placement.learners)
     judging, stepping = station_seconds(profile, JUDGE), station_seconds(profile, SIMULATOR)
@@ -244,8 +245,9 @@ def _workers(chosen: Placement, profile: RunProfile, room: Room) -> tuple[str, .
     )
 
 
-def _sensitivity(chosen: Placement, profile: RunProfile, room: Room) -> tuple[str, ...]:
-    """What is lost with this plan if rollout in truth takes longer, or training less, than the profile says."""
+def _sensitivity(chosen: Placement, profile: RunProfile, room: Room, most: int) -> tuple[str, ...]:
+    """What is lost with this plan if rollout in truth takes longer, or training less, than the profile says: against the
+    plan that would be made then."""
     found = []
     wrong = [
         ("rollout times are 29 % too low", scaled_profile(profile, rollout=ROLLOUT_TOO_LOW)),
@@ -255,7 +257,7 @@ def _sensitivity(chosen: Placement, profile: RunProfile, room: Room) -> tuple[st
         slower = scaled_profile(profile, workers=ROLLOUT_TOO_LOW)
         wrong.append(("times of the task's workers are 29 % too low", slower))
     for words, other in wrong:
-        tried = _tried(other, room, 6)
+        tried = _tried(other, room, most)
         kept = predict(other, chosen, room.in_order).step_seconds
         best = min([kept, *(one.seconds for one in tried)])
         lost = kept / best - 1
