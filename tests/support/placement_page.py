@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from published_steps import Row, all_rows, embodied, reasoning_7b, spatial_over_temporal
+from published_steps import Row, all_rows, embodied, reasoning_7b, regimes, spatial_over_temporal
 
 from rl_api.planner.gantt import as_svg
 from rl_api.planner.placement import Placement
@@ -51,7 +51,7 @@ def plan() -> Plan:
 @cache
 def page() -> str:
     """The page's text."""
-    rows = all_rows()
+    rows, narrow, narrower = all_rows(), regimes(0.5), regimes(0.35)
     gains = spatial_over_temporal(260.9, 168.0, (16, 32, 64), 8, switch=20.0)
     template = Path(__file__).with_name("placement_page.md").read_text(encoding="utf-8")
     return template.format(
@@ -59,8 +59,11 @@ def page() -> str:
         plan="\n".join(f"- {line}" for line in _said(plan())),
         replay="\n".join(_table(rows)),
         misses="\n".join(f"- {_source(row)}: {row.error:+.0%}" for row in rows if abs(row.error) > 0.15),
-        whole=_predicted(rows, "disaggregated in one part"),
-        parts=_predicted(rows, "collocated over disaggregated"),
+        regimes="\n".join(_regimes()),
+        parts_narrow=f"{narrow[-2].ahead:.2f}",
+        behind_narrow=f"{narrow[-1].ahead:.2f}",
+        parts_narrower=f"{narrower[-2].ahead:.2f}",
+        behind_narrower=f"{narrower[-1].ahead:.2f}",
         maniskill=embodied(cpu_bound=False),
         libero=embodied(cpu_bound=True),
         ppo=", ".join(f"{gain:+.1%}" for gain in gains),
@@ -71,9 +74,11 @@ def _said(planned: Plan) -> Iterator[str]:
     yield from (planned.reason, planned.limits, *planned.sensitivity)
 
 
-def _predicted(rows: Sequence[Row], begins: str) -> str:
-    [row] = [row for row in rows if row.what.startswith(begins)]
-    return f"{row.predicted:.2f}"
+def _regimes() -> Iterator[str]:
+    yield "| change | collocated over disaggregated | published |"
+    yield "| --- | --- | --- |"
+    for change in regimes():
+        yield f"| {change.what} | {change.ahead:.2f} | {change.published} |"
 
 
 def _source(row: Row) -> str:

@@ -47,13 +47,13 @@ class Row:
         return self.predicted / self.published - 1
 
 
-def lengths(mean: float, limit: int, count: int = 1024) -> tuple[int, ...]:
+def lengths(mean: float, limit: int, count: int = 1024, sigma: float = SIGMA) -> tuple[int, ...]:
     """Log-normal lengths cut at `limit` whose mean is `mean`."""
     normal = NormalDist()
     scores = [normal.inv_cdf((index + 0.5) / count) for index in range(count)]
 
     def drawn(mu: float) -> list[int]:
-        return [min(limit, max(1, round(math.exp(mu + SIGMA * score)))) for score in scores]
+        return [min(limit, max(1, round(math.exp(mu + sigma * score)))) for score in scores]
 
     return tuple(drawn(_solve(lambda mu: sum(drawn(mu)) / count, mean, 0.0, 20.0)))
 
@@ -75,10 +75,18 @@ def calibrated(profile: RunProfile, samplers: int, seconds: float) -> RunProfile
 
 
 def profile_of(
-    mean: float, limit: int, group: int, prompts: int, *, learning: float, ranks: int, alpha: float = 0.0
+    mean: float,
+    limit: int,
+    group: int,
+    prompts: int,
+    *,
+    learning: float,
+    ranks: int,
+    alpha: float = 0.0,
+    sigma: float = SIGMA,
 ) -> RunProfile:
     """A profile whose step's learning takes `learning` seconds on `ranks`, `alpha` of them whatever the ranks are."""
-    drawn = lengths(mean, limit)
+    drawn = lengths(mean, limit, sigma=sigma)
     tokens = group * prompts * sum(drawn) / len(drawn)
     return RunProfile(
         group_size=group,
@@ -106,37 +114,71 @@ def simulated(profile: RunProfile, placement: Placement, staleness: float = 0.0,
     return simulate(small, placed, steps=steps, queue=queue, fewer=fewer).step_seconds
 
 
-def reasoning_7b(reference: float = 20.7) -> RunProfile:
+def reasoning_7b(reference: float = 20.7, sigma: float = SIGMA) -> RunProfile:
     """verl's 7B on 64 cards: 4,096 answers of 10,426 tokens; 317 s of rollout, 73 of training, 21.6 and `reference` of
     passes for log-probabilities."""
-    profile = profile_of(10_426, 27_648, 8, 512, learning=21.6 + reference + 73.0, ranks=64)
+    learning = 21.6 + reference + 73.0
+    profile = profile_of(10_426, 27_648, 8, 512, learning=learning, ranks=64, sigma=sigma)
     return calibrated(profile, 64, 317.0)
 
 
-def rlinf_rows() -> Iterator[Row]:
-    """Rollout on fewer cards, and the two regimes that contradict each other.
+TOGETHER = Placement(64, 64, 64, 512)
+"""Collocated on 64 cards; apart 40 of them roll out, and 24 learn."""
 
-    RLinf has no reference pass there, and its learners scale by its own rule; 40 cards roll out, 24 learn.
+
+def ahead(profile: RunProfile, part: int, *, rule: bool = False, staleness: float = 0.0) -> float:
+    """Collocated over disaggregated seconds of a step: above 1 disaggregated is ahead. `rule`: fewer learners are better
+    used, as RLinf's rule has it."""
+    together = predict(profile, TOGETHER, in_order=False).step_seconds
+    learners = on_fewer(profile, 24, 64) if rule else profile
+    return together / simulated(learners, Placement(24, 40, 0, part), staleness, steps=8 if staleness else 4)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting more between the two figures that contradict each other, and who is ahead then (`ahead`)."""
+
+    what: str
+    ahead: float
+    published: str = ""
+
+
+@cache
+def regimes(sigma: float = SIGMA) -> tuple[Change, ...]:
+    """From the one figure to the other, one change after the other.
+
+    A step behind learners are beside "the new rollout", as the source document says of the figure; that is either the rest
+    of their own step's, which is what parts are, or the next step's.
     """
-    profile = reasoning_7b()
-    together = Placement(64, 64, 64, 512)
-    yield Row(
-        "verl, 7B on 64",
-        "collocated, s",
-        447.0,
-        predict(profile, together, in_order=False).step_seconds,
-        calibrates=True,
+    own = reasoning_7b(reference=0.0, sigma=sigma)
+    return (
+        Change(
+            "verl's step, the whole of it one part", ahead(reasoning_7b(sigma=sigma), 512), "0.59 to 0.69"
+        ),
+        Change("without the reference pass", ahead(own, 512)),
+        Change("in parts of 8 groups, beside the rest of their own step's rollout", ahead(own, 8)),
+        Change("and fewer learners better used, by RLinf's rule", ahead(own, 8, rule=True)),
+        Change("and in parts of one group", ahead(own, 1, rule=True)),
+        Change(
+            "instead of these three: the whole step one part, beside the next step's rollout",
+            ahead(own, 512, staleness=1.0),
+            "1.17 to 1.21",
+        ),
     )
+
+
+def rlinf_rows() -> Iterator[Row]:
+    """Rollout on fewer cards, and what two figures say of disaggregated that contradict each other."""
+    profile = reasoning_7b()
+    seconds = predict(profile, TOGETHER, in_order=False).step_seconds
+    yield Row("verl, 7B on 64", "collocated, s", 447.0, seconds, calibrates=True)
     rollout, source = Rollout(profile, in_order=False), "RLinf, 7B on 64"
     more = rollout.curve(40).seconds / rollout.curve(64).seconds
     yield Row(source, "rollout on 40 of 64 over 64", 1.14, more)
-    own = reasoning_7b(reference=0.0)
-    collocated = predict(own, together, in_order=False).step_seconds
-    parts = predict(on_fewer(own, 24, 64), Placement(24, 40, 0, 8), in_order=False).step_seconds
-    yield Row(source, "collocated over disaggregated in parts of 8 groups", 1.19, collocated / parts)
-    whole = predict(profile, Placement(24, 40, 0, 512), in_order=False).step_seconds
-    against = predict(profile, together, in_order=False).step_seconds
-    yield Row(source, "disaggregated in one part over verl's collocated", 1.56, whole / against)
+    whole, _, _, parts, _, behind = (change.ahead for change in regimes())
+    yield Row(source, "collocated over disaggregated in parts of 8 groups", 1.19, parts)
+    yield Row(source, "collocated over disaggregated, learning beside the next rollout", 1.19, behind)
+    yield Row(source, "disaggregated in one part over verl's collocated", 1.56, 1 / whole)
 
 
 def fully_async_rows() -> Iterator[Row]:
