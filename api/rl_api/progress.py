@@ -62,6 +62,8 @@ class Progress(StatusModel):
     """Share of exact matches in the last evaluation."""
     tokens_per_second: float | None = Field(default=None, ge=0.0)
     """Completion tokens generated per second."""
+    total_tokens_per_second: float | None = Field(default=None, ge=0.0)
+    """Tokens trained on per second, those of prompts and observations too."""
     buffer_fill: float | None = Field(default=None, ge=0.0, le=1.0)
     """Groups in the buffer over its capacity."""
     staleness: float | None = Field(default=None, ge=0.0)
@@ -70,6 +72,20 @@ class Progress(StatusModel):
     """Share of the time of the last steps for which samplers made what was trained on, their mean."""
     learner_busy: float | None = Field(default=None, ge=0.0, le=1.0)
     """Share of the time of the last steps for which learners trained."""
+    sampler_cpus: float | None = Field(default=None, ge=0.0)
+    """Processor cores that one sampler kept busy, mean of the last step."""
+    learner_cpus: float | None = Field(default=None, ge=0.0)
+    """Processor cores that one learner kept busy, likewise."""
+    driver_cpus: float | None = Field(default=None, ge=0.0)
+    """Processor cores that the driver kept busy, likewise."""
+    sampler_gpu_busy: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Share of the time for which a sampler's GPU computed, as its driver counts it; null: no GPU, or it does not say."""
+    learner_gpu_busy: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Share of the time for which a learner's GPU computed, likewise."""
+    object_store_bytes: Count | None = None
+    """Bytes of weights and answers that the last step put into the object store."""
+    between_nodes_bytes: Count | None = None
+    """Bytes of weights and answers that went from one node to another in the last step, once for each node."""
     eta_seconds: float | None = Field(default=None, ge=0.0)
     """Seconds to maxSteps at the present pace."""
     placement: PlacementStatus | None = None

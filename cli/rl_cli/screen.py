@@ -143,6 +143,7 @@ def one_run(shown: Row, rewards: Mapping[str, Sequence[float]], now: datetime, w
     pairs = [(label, text) for label, text in facts.items() if label not in ("step", "ETA", "-")]
     if shown.learners is not None and not shown.over:
         pairs.append(("learners", fraction(*shown.learners)))
+    pairs += shown.use().items()
     body = Table.grid(padding=(0, 1))
     columns = 2 if width >= 76 and len(pairs) > 2 else 1
     for _ in range(columns):

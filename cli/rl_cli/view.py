@@ -71,6 +71,14 @@ class Row(Shown):
     reward: float | None = None
     heldout: float | None = None
     tokens_per_second: float | None = None
+    total_tokens_per_second: float | None = None
+    cpus: tuple[tuple[str, float], ...] = ()
+    """Processor cores in use by one actor, by role."""
+    gpus: tuple[tuple[str, float], ...] = ()
+    """Share of the time for which one's GPU computes, by role."""
+    stored: float | None = None
+    """Bytes that the last step put into the object store."""
+    between_nodes: float | None = None
     buffer_fill: float | None = None
     staleness: float | None = None
     eta: float | None = None
@@ -121,6 +129,20 @@ class Row(Shown):
         }
         return {label: text for label, text in found.items() if text}
 
+    def use(self) -> dict[str, str]:
+        """What it takes of its machines while it trains, for the view of one run: too much for a line."""
+        if self.phase not in _WORKING:
+            return {}
+        total, stored, moved = self.total_tokens_per_second, self.stored, self.between_nodes
+        found = {
+            "tokens": total is not None and f"{total:,.0f}/s with prompts",
+            "cores": ", ".join(f"{role} {cores:.1f}" for role, cores in self.cpus),
+            "GPUs": ", ".join(f"{role} {share:.0%}" for role, share in self.gpus),
+            "stored": stored is not None and f"{size(stored)} a step",
+            "nodes": moved is not None and f"{size(moved)} a step between them",
+        }
+        return {label: text for label, text in found.items() if text}
+
     def news(self) -> tuple[object, ...]:
         """Of what a person wants to hear when it changes."""
         found: tuple[object, ...] = _NEWS(self)
@@ -150,6 +172,11 @@ def row(run: Mapping[str, Any], now: datetime) -> Row:
         reward=number(progress.get("reward")),
         heldout=number(progress.get("heldoutScore")),
         tokens_per_second=number(progress.get("tokensPerSecond")),
+        total_tokens_per_second=number(progress.get("totalTokensPerSecond")),
+        cpus=_by_role(progress, "Cpus"),
+        gpus=_by_role(progress, "GpuBusy"),
+        stored=number(progress.get("objectStoreBytes")),
+        between_nodes=number(progress.get("betweenNodesBytes")),
         buffer_fill=number(progress.get("bufferFill")),
         staleness=number(progress.get("staleness")),
         eta=number(progress.get("etaSeconds")),
@@ -184,6 +211,15 @@ def changed(old: Shown | None, new: Shown) -> bool:
 def fraction(part: int | None, whole: int | None) -> str:
     """`3/8`, or `3` of an unknown whole."""
     return f"{part}/{whole}" if whole is not None else str(part)
+
+
+def size(count: float) -> str:
+    """Bytes for people: `0 B`, `320 kB`, `3.1 MB`, `14 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if round(count) < 1000:
+            return f"{count:.1f} {unit}" if 0 < count < 10 and unit != "B" else f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
 
 
 def length(seconds: float) -> str:
@@ -303,6 +339,11 @@ def _ended(attempt: Mapping[str, Any]) -> str:
     if last is not None:
         steps = f" (steps {whole(attempt.get('fromStep')) or 0} to {last})"
     return f"attempt {whole(attempt.get('number')) or '?'}{steps}: {sentence(attempt.get('reason'))}"
+
+
+def _by_role(progress: Mapping[str, Any], of: str) -> tuple[tuple[str, float], ...]:
+    found = ((role, number(progress.get(f"{role}{of}"))) for role in ("sampler", "learner", "driver"))
+    return tuple((role, value) for role, value in found if value is not None)
 
 
 def _replicas(roles: Mapping[str, Any], name: str) -> tuple[int, int] | None:

@@ -109,6 +109,12 @@ def test_what_it_took_is_in_the_profile_and_adds_up(finished: dict[str, Any]) ->
     assert sum(record.weights_bytes for record in records if record.weights_bytes > 0) > 0
     assert all(0 < record.learner_cpus < 64 for record in records)
     assert all(record.store_bytes >= 0 for record in records)
+    assert all(record.driver_cpus > 0 for record in records)
+    assert any(record.received_bytes > 0 for record in records) or spec.sampler.engine == "endpoint"
+    for record in records:  # all of it is on one node, without a GPU
+        assert (record.weights_between_nodes_bytes, record.answers_between_nodes_bytes) == (0, 0)
+        assert math.isnan(record.sampler_gpu_busy_ratio) and math.isnan(record.learner_gpu_busy_ratio)
+        assert record.total_tokens_per_second > record.tokens_per_second > 0
     for record in records:  # of a dialogue every answer has a turn at least
         if spec.task.dialogues:
             assert record.turns_per_second >= record.samples_per_second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -11,19 +12,22 @@ from pathlib import Path
 import numpy as np
 import ray
 from ray.util.placement_group import placement_group_table
+from train_here import train_here
 from two_nodes import FIRST, SECOND, in_a_process, two_nodes
 
-from rl_api import RunSpec
+from rl_api import RunSpec, load_run
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.buffer.handle import Buffer
 from rl_trainer.buffer.payloads import fetch_payloads
 from rl_trainer.learner.actor import LearnerActor
 from rl_trainer.model.resolve import resolve_model
 from rl_trainer.model.shared_folder import share_folder
+from rl_trainer.observe.metrics import read_metrics
 from rl_trainer.placement.places import place_run
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.trajectory import Group, Trajectory
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LARGE = 20_000  # tokens of a payload that travels by reference
 
 
@@ -110,6 +114,33 @@ def seat_the_actors() -> None:
             assert len(seats) == 4, "buffer, learner and two samplers"
             assert len(set(seats.values())) == nodes, strategy
             placement.release()
+
+
+def train_with_samplers_on_the_second(out: Path) -> None:
+    changes = (
+        "stop={maxSteps: 3}",
+        "warmStart=null",
+        "task.evaluation=null",
+        "algorithm.promptsPerStep=4",
+        "sampler.replicas=1",
+    )
+    with two_nodes(first=("head", "learner"), second=("sampler",)):
+        train_here(load_run(EXAMPLES / "quickstart.yaml", changes), out)
+
+
+def test_bytes_between_nodes_are_those_that_samplers_of_another_node_read_and_send(tmp_path: Path):
+    in_a_process(train_with_samplers_on_the_second, tmp_path / "run")
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    loaded = [record for record in records if not math.isnan(record.received_bytes)]
+    assert loaded
+    # There is one sampler, which may load several versions in a step.
+    assert all(record.weights_between_nodes_bytes % record.received_bytes == 0 for record in loaded)
+    assert all(record.weights_between_nodes_bytes > 0 for record in loaded)
+    sent = sum(record.answers_between_nodes_bytes for record in records)
+    trained = sum(record.answers_bytes for record in records)
+    assert 0 < trained <= sent, "groups come to the buffer's node, where the learner is, once"
+    assert sent < 2 * trained, "and are not sent again"
+    assert all(record.total_tokens_per_second > record.tokens_per_second > 0 for record in records)
 
 
 def test_a_run_that_is_spread_takes_both_nodes_and_one_that_is_packed_takes_one():

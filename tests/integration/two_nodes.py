@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,17 +38,19 @@ def in_a_process(work: Callable[..., None], *arguments: Any, timeout: float = 24
 
 
 @contextmanager
-def two_nodes() -> Iterator[Callable[[], None]]:
-    """Connects this process to the first of them; yields what ends the second."""
+def two_nodes(first: Collection[str] = (), second: Collection[str] = ()) -> Iterator[Callable[[], None]]:
+    """Connects this process to the first of them; yields what ends the second. `first`, `second`: roles for which they are
+    marked, as pods are; then a run has a place for one actor of each."""
     cluster, size = Cluster(), {"object_store_memory": 80 * 2**20}
     try:
         with patient(), only_needed_processes():
-            cluster.add_node(num_cpus=2, resources={"first": 1}, include_dashboard=False, **size)
-            second = cluster.add_node(num_cpus=2, resources={"second": 1}, **size)
+            marks = dict.fromkeys(("first", *first), 1)
+            cluster.add_node(num_cpus=2, resources=marks, include_dashboard=False, **size)
+            other = cluster.add_node(num_cpus=2, resources=dict.fromkeys(("second", *second), 1), **size)
             ray.init(address=cluster.address, log_to_driver=False)
 
         def end_the_second() -> None:
-            cluster.remove_node(second, allow_graceful=False)
+            cluster.remove_node(other, allow_graceful=False)
             cluster.wait_for_nodes(timeout=60)
 
         yield end_the_second

@@ -65,6 +65,7 @@ class Group:
         payload: `pack` of the trajectories, or where the buffer keeps that.
         issue: of the ticket that it was sampled for; None: of the one that its sampler has now.
         prompt_length: tokens before the first one that was sampled, which all of them begin with; 0: not known.
+        node: Ray's id of the one that has the payload; empty: not known. No checkpoint has it.
     """
 
     group_id: int
@@ -79,6 +80,7 @@ class Group:
     payload: Any = b""
     issue: int | None = None
     prompt_length: int = 0
+    node: str = ""
 
     @classmethod
     def of(
@@ -89,6 +91,7 @@ class Group:
         priority: float = 0.0,
         spans: Sequence[Span] = (),
         issue: int | None = None,
+        node: str = "",
     ) -> Group:
         """Packs the trajectories of one prompt. Raises RLTrainError when the lengths of one do not fit together."""
         return cls(
@@ -103,6 +106,7 @@ class Group:
             payload=pack(members),
             issue=issue,
             prompt_length=min((int(one.mask.argmax()) for one in members if one.mask.any()), default=0),
+            node=node,
         )
 
     def trajectories(self, payload: Any) -> list[Trajectory]:
@@ -113,8 +117,9 @@ class Group:
         ]
 
     def dump(self) -> dict[str, Any]:
-        """All but the payload, as plain JSON-able values."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "payload"}
+        """All but the payload and where it is, as plain JSON-able values."""
+        kept = [one.name for one in fields(self) if one.name not in ("payload", "node")]
+        return {name: getattr(self, name) for name in kept}
 
     @classmethod
     def load(cls, state: Mapping[str, Any], payload: Any) -> Group:

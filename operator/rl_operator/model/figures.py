@@ -23,6 +23,11 @@ NUMBERS: Final = {
     "reward_mean": ("progress", "reward", "Mean reward of the last step"),
     "heldout_score": ("progress", "heldoutScore", "Share of exact matches in the last evaluation, 0 to 1"),
     "tokens_per_second": ("progress", "tokensPerSecond", "Completion tokens per second"),
+    "total_tokens_per_second": (
+        "progress",
+        "totalTokensPerSecond",
+        "Prompt and completion tokens per second",
+    ),
     "buffer_fill_ratio": ("progress", "bufferFill", "Groups in the buffer over its capacity"),
     "staleness_mean": ("progress", "staleness", "Weight versions the last step's groups were behind"),
     "sampler_busy_ratio": (
@@ -32,6 +37,25 @@ NUMBERS: Final = {
     "learner_busy_ratio": (
         *("progress", "learnerBusy"),
         "Share of the time of the last steps for which learners trained, 0 to 1",
+    ),
+    "sampler_cpus": ("progress", "samplerCpus", "Processor cores in use by a sampler"),
+    "learner_cpus": ("progress", "learnerCpus", "Processor cores in use by a learner"),
+    "driver_cpus": ("progress", "driverCpus", "Processor cores in use by the driver"),
+    "sampler_gpu_busy_ratio": (
+        *("progress", "samplerGpuBusy"),
+        "Share of the time for which a sampler's GPU computed, 0 to 1, as its driver counts it",
+    ),
+    "learner_gpu_busy_ratio": (
+        *("progress", "learnerGpuBusy"),
+        "Share of the time for which a learner's GPU computed, 0 to 1, as its driver counts it",
+    ),
+    "object_store_bytes": (
+        *("progress", "objectStoreBytes"),
+        "Bytes of weights and answers that the last step put into the object store",
+    ),
+    "between_nodes_bytes": (
+        *("progress", "betweenNodesBytes"),
+        "Bytes of weights and answers that went between nodes in the last step",
     ),
     "updated_timestamp_seconds": ("progress", "updatedAt", "When the figures were written"),
     "checkpoint_step": ("checkpoint", "step", "Training steps the newest checkpoint holds"),

@@ -65,6 +65,29 @@ def test_one_run() -> None:
         assert part in text, part
 
 
+def test_one_run_says_what_it_takes_of_its_machines_while_it_trains() -> None:
+    row = replace(
+        ROW,
+        total_tokens_per_second=8921.4,
+        cpus=(("sampler", 2.04), ("driver", 0.1)),
+        gpus=(("sampler", 0.93), ("learner", 0.885)),
+        stored=3_140_000.0,
+        between_nodes=0.0,
+    )
+    words = " ".join(drawn(one_run(row, {}, NOW, 100), 100).split())
+    for part in (
+        "tokens 8,921/s with prompts",
+        "cores sampler 2.0, driver 0.1",
+        "GPUs sampler 93%, learner 88%",
+        "stored 3.1 MB a step",
+        "nodes 0 B a step between them",
+    ):
+        assert part in words, part
+    for quiet in (ROW, replace(row, phase="Suspended")):
+        text = drawn(one_run(quiet, {}, NOW, 100), 100)
+        assert not [label for label in ("cores", "GPUs", "stored", "between") if label in text]
+
+
 def test_a_placement_is_shown_whole_beside_what_is_wanted() -> None:
     row = replace(
         ROW,

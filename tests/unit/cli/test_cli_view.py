@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl_cli.view import Row, changed, length, line, row
+from rl_cli.view import Row, changed, length, line, row, size
 
 HYBRID = {"mode": "hybrid", "samplers": 3, "shared": 1, "measuredStepSeconds": 4.5}
 ALL = {"mode": "collocated", "sharedSamplers": 3, "predictedStepSeconds": 3.0}
@@ -46,6 +46,11 @@ def test_everything_that_is_known() -> None:
                 "reward": 0.517,
                 "heldoutScore": 0.46,
                 "tokensPerSecond": 5323.4,
+                "totalTokensPerSecond": 8921.4,
+                "samplerCpus": 2.0,
+                "learnerGpuBusy": 0.5,
+                "objectStoreBytes": 12_000_000,
+                "betweenNodesBytes": 999_999,
                 "bufferFill": 0.25,
                 "staleness": 0.5,
                 "etaSeconds": 130.0,
@@ -70,6 +75,13 @@ def test_everything_that_is_known() -> None:
         "arithmetic  Training  step 12/40  reward 0.52  held-out 0.46  speed 5,323 tokens/s  buffer 25%  "
         "staleness 0.5  samplers 3/4  attempt 2  checkpoint 10  ETA 2 min"
     )
+    assert shown.use() == {
+        "tokens": "8,921/s with prompts",
+        "cores": "sampler 2.0",
+        "GPUs": "learner 50%",
+        "stored": "12 MB a step",
+        "nodes": "1.0 MB a step between them",
+    }
     assert shown.learners == (1, 1)
     assert shown.ended == ("attempt 1 (steps 0 to 5): HeadLost: gone",)
     assert shown.updated == NOW - timedelta(seconds=5)
@@ -246,3 +258,18 @@ def test_what_the_driver_wants_is_news_and_what_a_step_takes_is_not() -> None:
     assert not changed(shown(), shown(measuredStepSeconds=5.0))
     assert changed(shown(), shown(wanted=ALL))
     assert changed(shown(wanted=ALL), shown(wanted=ALL | {"refused": "a limit"}))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (3100, "3.1 kB"),
+        (320_000, "320 kB"),
+        (14.2e9, "14 GB"),
+        (2.25e15, "2,250.0 TB"),
+    ],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(count) == text

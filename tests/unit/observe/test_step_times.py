@@ -57,8 +57,20 @@ def test_what_the_driver_waits_for_while_no_sampler_works_is_told_apart():
 
 def test_what_actors_took_of_their_nodes_and_of_the_store():
     spans = [
-        Span("sampler 0", MEASURED, 0.0, 0.0, {"cpu_seconds": 6.0, "wall_seconds": 4.0, "memory": 3e9}),
-        Span("sampler 1", MEASURED, 0.0, 0.0, {"cpu_seconds": 2.0, "wall_seconds": 4.0, "memory": 2e9}),
+        Span(
+            "sampler 0",
+            MEASURED,
+            0.0,
+            0.0,
+            {"cpu_seconds": 6.0, "wall_seconds": 4.0, "memory": 3e9, "gpu_busy": 0.5},
+        ),
+        Span(
+            "sampler 1",
+            MEASURED,
+            0.0,
+            0.0,
+            {"cpu_seconds": 2.0, "wall_seconds": 4.0, "memory": 2e9, "gpu_busy": 0.75},
+        ),
         Span("learner 0", MEASURED, 0.0, 0.0, {"cpu_seconds": 3.0, "wall_seconds": 6.0, "memory": 5e9}),
         Span("driver", MEASURED, 0.0, 0.0, {"cpu_seconds": 1.0, "wall_seconds": 10.0, "memory": 1e9}),
         Span("learner 0", "publish", 0.0, 1.0, {"version": 3, "bytes": 800}),
@@ -70,6 +82,7 @@ def test_what_actors_took_of_their_nodes_and_of_the_store():
         "sampler_cpus": 1.0,
         "learner_cpus": 0.5,
         "driver_cpus": 0.1,
+        "sampler_gpu_busy_ratio": 0.625,
         "sampler_memory_bytes": 3e9,
         "learner_memory_bytes": 5e9,
         "weights_bytes": 800,

@@ -1,10 +1,15 @@
+import threading
+import time
+from queue import SimpleQueue
+
 import pytest
 import torch
 
 from rl_trainer.learner.cuda_clock import CudaClock
-from rl_trainer.profile import meters
+from rl_trainer.profile import gpu, meters
+from rl_trainer.profile.gpu import busy_share, gpu_meter
 from rl_trainer.profile.least_squares import LeastSquares
-from rl_trainer.profile.meters import Clock, EngineMeter, LearnerMeter, ProcessMeter
+from rl_trainer.profile.meters import BusyMeter, Clock, EngineMeter, LearnerMeter, ProcessMeter
 
 
 @pytest.fixture
@@ -108,3 +113,40 @@ def test_a_process_says_what_it_took_since_it_was_asked(monkeypatch):
     assert (first["wall_seconds"], first["cpu_seconds"]) == (4.0, 6.0)
     assert (second["wall_seconds"], second["cpu_seconds"]) == (1.0, 0.5)
     assert first["memory"] > 1e6
+
+
+def test_a_gpu_is_looked_at_while_its_process_is_at_work_and_one_that_says_nothing_is_left_out():
+    looks: SimpleQueue[float | None] = SimpleQueue()
+    seen = SimpleQueue()
+
+    def look():
+        seen.put(None)
+        if (found := looks.get(timeout=60)) is None:
+            raise RuntimeError("no driver")
+        return found
+
+    meter = ProcessMeter(BusyMeter(look, every=0.0))
+    assert "gpu_busy" not in meter.drain()
+    looks.put(1.0)
+    looks.put(0.25)
+    for _ in range(3):  # the third look begins when the second is counted
+        seen.get(timeout=60)
+    assert meter.drain()["gpu_busy"] == pytest.approx(0.625)
+    assert "gpu_busy" not in meter.drain()
+    (thread,) = (one for one in threading.enumerate() if one.name == "how busy a GPU is")
+    looks.put(None)
+    thread.join(60)
+    assert not thread.is_alive(), "it is asked no more"
+    assert "gpu_busy" not in meter.drain()
+
+
+def test_a_gpus_share_is_what_its_driver_says_in_percent(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "utilization", {0: 85}.__getitem__)  # of any other it raises
+    assert busy_share() == 0.85
+    monkeypatch.setattr(gpu, "own_device", lambda: "cpu")
+    assert gpu_meter() is None
+    monkeypatch.setattr(gpu, "own_device", lambda: "cuda")
+    meter, deadline = gpu_meter(), time.monotonic() + 60
+    while not (found := meter.drain()):
+        assert time.monotonic() < deadline
+    assert found == {"gpu_busy": 0.85}

@@ -50,6 +50,16 @@ def test_what_is_not_known_is_null():
     json.loads(shown.model_dump_json())
 
 
+@pytest.mark.parametrize("wrong", [-1.0, math.inf, 1e300])
+def test_what_a_program_says_beyond_all_bounds_is_not_known(wrong: float) -> None:
+    names = ("buffer_fill", "staleness_mean", "tokens_per_second", "total_tokens_per_second", "sampler_cpus")
+    bytes_of = ("weights_bytes", "answers_between_nodes_bytes", "learner_gpu_busy_ratio")
+    shown = Counters(step=1).progress(SPEC, record(**dict.fromkeys((*names, *bytes_of), wrong)))
+    assert (shown.object_store_bytes, shown.between_nodes_bytes, shown.learner_gpu_busy) == (None,) * 3
+    rates = (shown.staleness, shown.tokens_per_second, shown.total_tokens_per_second, shown.sampler_cpus)
+    assert rates == ((wrong,) * 4 if wrong == 1e300 else (None,) * 4)
+
+
 def test_counters_come_back_from_a_checkpoint():
     counters = Counters(step=7, heldout=0.5)
     counters.saw_step(0.1, 0.25)

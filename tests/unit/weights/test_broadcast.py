@@ -93,6 +93,10 @@ def test_every_sampler_has_the_same_bits_version_after_version_and_groups_change
         for sampler in samplers:
             world.received(sampler, published)
     assert not any(store.blocks for store in world.stores), "none has come another way"
+    whole = sum(value.nbytes for value in tensors(0).values())
+    assert all(
+        whole <= found / 3 < 1.1 * whole for found in (world.samplers[one].broadcast_bytes for one in (0, 2))
+    )
 
 
 def test_versions_are_sent_one_after_the_other(world: World):

@@ -21,7 +21,9 @@ from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.changes import Changes
 from rl_trainer.flow.lease_desk import LeaseDesk
 from rl_trainer.flow.leases import LEARNERS, Wish
-from rl_trainer.trajectory import Group
+from rl_trainer.observe.between_nodes import came_from
+from rl_trainer.placement.own_device import own_node
+from rl_trainer.trajectory import Group, packed_bytes
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class BufferActor:
         self._takers = Changes()
         self._wanted: int | None = None  # groups of the batch that the last `take` asked for
         self._leases = LeaseDesk()
+        self._elsewhere_bytes = 0.0  # of groups, since the end of the step before
 
     # -- samplers ------------------------------------------------------------------------------------------
 
@@ -142,11 +145,20 @@ class BufferActor:
             if isinstance(group.payload, list):
                 self._state.keep(sampler, group.group_id, group.issue)  # it is finished
                 group = replace(group, payload=await adopt(group.payload[0]))
+            group = self._placed(group)
             result = self._state.put(sampler, group, time.monotonic())
             results.append(result)
             # A group that stays is outstanding as before: there is no room for another, only a batch may be complete.
             self._after_change(room=not result.accepted or bool(result.dropped))
         return results
+
+    def _placed(self, group: Group) -> Group:
+        """A group whose payload is on this node now."""
+        if not group.node:
+            return group
+        node = own_node()
+        self._elsewhere_bytes += came_from(group.node, node, packed_bytes(group))
+        return replace(group, node=node)
 
     async def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """See `BufferState.drop`."""
@@ -206,7 +218,8 @@ class BufferActor:
     async def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:
         """The batch of `step` has been trained on, and `weights` of `version` are published if there are such.
 
-        A step that was finished already is left alone. Returns `BufferState.metrics`.
+        A step that was finished already is left alone. Returns `BufferState.metrics`, and `elsewhere_bytes`: of groups that
+        came from other nodes since the step before.
         """
         if step > self._state.committed_steps:
             raise RLTrainError(
@@ -216,7 +229,8 @@ class BufferActor:
             self._state.commit()
         if version is not None:
             await self.publish(version, weights)
-        return self._state.metrics(time.monotonic())
+        size, self._elsewhere_bytes = self._elsewhere_bytes, 0.0
+        return self._state.metrics(time.monotonic()) | {"elsewhere_bytes": size}
 
     async def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
         """See `saved.snapshot`."""

@@ -40,7 +40,7 @@ from rl_trainer.learner.sources import offer
 from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span
-from rl_trainer.placement.own_device import own_device
+from rl_trainer.placement.own_device import own_device, own_node
 from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.trajectory import Trajectory, unpack
@@ -231,7 +231,9 @@ class LearnerActor(Worker):
     def _trajectories(self, share: Share) -> list[list[Trajectory]]:
         """The trajectories of each selection, with their advantages; each payload is fetched and unpacked once."""
         with self._work.fetching(len(share.payloads)) as said:
-            groups = [unpack(payload) for payload in fetch_payloads(share.payloads, said=said)]
+            payloads = fetch_payloads(share.payloads, said=said)
+            self._work.read(share, payloads)
+            groups = [unpack(payload) for payload in payloads]
         return [
             [
                 replace(groups[group][member], advantage=advantage)
@@ -251,7 +253,7 @@ class LearnerActor(Worker):
             published = self.publisher.publish(offered, version)
             noted["bytes"] = self._store_of_weights.put_bytes - before
             noted["way"] = None if published is None else published.way
-        return published
+        return published and replace(published, node=own_node())
 
     def offload(self) -> int:
         """See `Learner.offload`. Raises RLTrainError too while the rounds of a checkpoint are not all made."""

@@ -359,7 +359,8 @@ class Learners:
     def _shares(self, groups: Sequence[Group], chosen: Sequence[Sequence[Sequence[Member]]]) -> list[Share]:
         """`share.deal`, by rank; what several ranks need is in the object store once."""
         payloads = [group.payload for group in groups]
-        return deal(payloads, self._each_to_its_ranks(chosen), put=ray.put)
+        origins = [(group.group_id, group.node) for group in groups]
+        return deal(payloads, self._each_to_its_ranks(chosen), put=ray.put, origins=origins)
 
     def _first(self, method: str, phase: str, timeout: float | None = None) -> Any:
         """The answer of rank 0, which alone is asked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,11 @@ import torch
 from torch import nn
 
 from rl_trainer.learner.rank import Learner
+from rl_trainer.learner.share import Share
 from rl_trainer.model.rows import local
 from rl_trainer.observe.timeline import SpanRecorder
+from rl_trainer.placement.own_device import own_node
+from rl_trainer.profile.gpu import gpu_meter
 from rl_trainer.profile.meters import ProcessMeter
 
 
@@ -25,9 +28,10 @@ class LearnerWork:
     """Hands `spans` what this process took for the batches of `learner`."""
 
     def __init__(self, learner: Learner, spans: SpanRecorder) -> None:
-        self._learner, self._spans, self._process = learner, spans, ProcessMeter()
+        self._learner, self._spans, self._process = learner, spans, ProcessMeter(gpu_meter())
         self._held: dict[str, float] = {}
         self._fetched = 0.0  # seconds of the batch under way
+        self._node, self._elsewhere = own_node(), dict[int, float]()
 
     @contextmanager
     def fetching(self, groups: int) -> Iterator[dict[str, Any]]:
@@ -36,6 +40,10 @@ class LearnerWork:
         with self._spans.span("fetch", groups=groups, source="buffer") as said:
             yield said
         self._fetched += time.perf_counter() - began
+
+    def read(self, share: Share, payloads: Sequence[Any]) -> None:
+        """What a share brought: which groups' bytes came from another node goes with the batch's numbers."""
+        self._elsewhere |= share.elsewhere(self._node, payloads)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -52,7 +60,8 @@ class LearnerWork:
         self._spans.add("train", at, max(at, end))
         self._held = self._held or self._holds()
         numbers = self._process.drain() | self._held | self._on_gpu()
-        self._spans.measured(seconds=end - start, **seconds, **numbers)
+        elsewhere, self._elsewhere = self._elsewhere, {}
+        self._spans.measured(seconds=end - start, node=self._node, elsewhere=elsewhere, **seconds, **numbers)
 
     def _holds(self) -> dict[str, float]:
         """Bytes on the device: `weights`, and `moments` with gradients. The same from the first batch on."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.learner.plan import Member
+from rl_trainer.observe.between_nodes import came_from
 
 Int32 = npt.NDArray[np.int32]
 Float64 = npt.NDArray[np.float64]
@@ -43,16 +44,27 @@ class Share:
     Attributes:
         payloads: one per group that the rank needs, as in `Group.payload`: bytes or a reference to them.
         selections: one per mini-batch, possibly empty: a rank takes part in each.
+        origins: of each payload its group's id, and Ray's id of the node where it is.
     """
 
     payloads: tuple[Any, ...]
     selections: tuple[Selection, ...]
+    origins: tuple[tuple[int, str], ...]
+
+    def elsewhere(self, node: str, payloads: Sequence[Any]) -> dict[int, float]:
+        """By id of its group the bytes of each payload that came to `node` from another; `payloads`: what was fetched."""
+        sizes = {
+            group: came_from(source, node, len(payload))
+            for (group, source), payload in zip(self.origins, payloads, strict=True)
+        }
+        return {group: size for group, size in sizes.items() if size}
 
 
 def deal(
     payloads: Sequence[Any],
     chosen: Sequence[Sequence[Sequence[Member]]],
     put: Callable[[bytes], Any] | None = None,
+    origins: Sequence[tuple[int, str]] | None = None,
 ) -> list[Share]:
     """The shares of all ranks.
 
@@ -60,6 +72,7 @@ def deal(
         payloads: of all groups of the batch.
         chosen: per rank, per mini-batch: members; groups by their position in `payloads`.
         put: makes a reference of bytes; asked once for each payload that several ranks need. None: bytes stay bytes.
+        origins: see `Share.origins`, of all payloads; None: it is not known where they are.
 
     Returns:
         One share per rank. Each holds a payload once, however many mini-batches and epochs need it.
@@ -71,11 +84,13 @@ def deal(
             put(payload) if users[index] > 1 and isinstance(payload, bytes) else payload
             for index, payload in enumerate(payloads)
         ]
+    origins = [(index, "") for index in range(len(payloads))] if origins is None else origins
     shares = []
     for indices, parts in zip(needed, chosen, strict=True):
         places = {index: place for place, index in enumerate(indices)}
         selections = tuple(_selection(part, places) for part in parts)
-        shares.append(Share(tuple(payloads[index] for index in indices), selections))
+        mine, where = (tuple(of[index] for index in indices) for of in (payloads, origins))
+        shares.append(Share(mine, selections, where))
     return shares
 
 

@@ -113,6 +113,13 @@ class StepRecord:
     # Floating-point operations per second of one actor of the role, while it decodes or learns; mean over the last 20 steps.
     sampler_flops: float = _shown("use/sampler_flops", "Operations per second of a sampler while it decodes")
     learner_flops: float = _shown("use/learner_flops", "Operations per second of a learner while it learns")
+    # Share of the time for which the GPU of an actor of the role computed, whoever used it, as its driver counts it.
+    sampler_gpu_busy_ratio: float = _shown(
+        "use/sampler_gpu_busy_ratio", "Share of time that a sampler's GPU computes"
+    )
+    learner_gpu_busy_ratio: float = _shown(
+        "use/learner_gpu_busy_ratio", "Share of time that a learner's GPU computes"
+    )
     # Most memory of any actor of the role so far, of the learner's GPU where it has one.
     sampler_memory_bytes: float = _shown("use/sampler_memory_bytes", "Peak memory of a sampler")
     learner_memory_bytes: float = _shown("use/learner_memory_bytes", "Peak memory of a learner")
@@ -121,6 +128,13 @@ class StepRecord:
     answers_bytes: float = _shown("use/answers_bytes", "Bytes of answers trained on in the last step")
     # Mean over the samplers that took new weights: bytes that each read of them.
     received_bytes: float = _shown("use/received_bytes", "Bytes of weights that a sampler has read")
+    # What came to a node from another one in this step, once however many actors read it there.
+    weights_between_nodes_bytes: float = _shown(
+        "use/weights_between_nodes_bytes", "Bytes of weights that went between nodes in the last step"
+    )
+    answers_between_nodes_bytes: float = _shown(
+        "use/answers_between_nodes_bytes", "Bytes of answers that went between nodes in the last step"
+    )
     # Primary copies in the object stores of all nodes together when the step ended, or up to two seconds before.
     store_bytes: float = _shown("use/store_bytes", "Bytes of primary copies in Ray's object store")
     groups_trained: int = 0  # groups trained on since the start of the run

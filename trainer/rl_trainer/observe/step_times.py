@@ -13,6 +13,7 @@ SWITCHES = ("onload", "offload", "wake")
 _WORK = {"sampler": ("generate", "score"), "learner": ("fetch", "train", "log probs", "values")}
 COMPUTING = {"sampler": ("generate",), "learner": _WORK["learner"]}
 """By role its spans of work on a device."""
+_OF_NODES = ("cpu_seconds", "wall_seconds", "memory", "gpu_busy")
 
 
 def step_times(spans: Iterable[Span]) -> dict[str, float]:
@@ -117,7 +118,7 @@ def use(spans: Iterable[Span]) -> dict[str, float]:
     }
     for span in spans:
         role = span.actor.split(" ")[0]
-        names: tuple[str, ...] = ("cpu_seconds", "wall_seconds", "memory") if span.name == MEASURED else ()
+        names: tuple[str, ...] = _OF_NODES if span.name == MEASURED else ()
         if span.name in ("publish", "load weights"):
             names = ("bytes",)
         for name in names:
@@ -129,6 +130,8 @@ def use(spans: Iterable[Span]) -> dict[str, float]:
             found[f"{role}_cpus"] = sum(numbers["cpu_seconds"]) / there
         if role != "driver" and numbers["memory"]:
             found[f"{role}_memory_bytes"] = max(numbers["memory"])
+        if busy := numbers["gpu_busy"]:
+            found[f"{role}_gpu_busy_ratio"] = sum(busy) / len(busy)
     if published := told["learner"]["bytes"]:
         found["weights_bytes"] = sum(published)
     if received := told["sampler"]["bytes"]:

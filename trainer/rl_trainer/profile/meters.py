@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import resource
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from rl_trainer.profile.least_squares import LeastSquares
 
 # ru_maxrss is in KiB on Linux and in bytes on macOS.
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+# A GPU's driver says how busy it was in the last second or less.
+LOOK_SECONDS: Final = 1.0
 
 
 class EngineMeter:
@@ -99,14 +102,42 @@ class LearnerMeter:
         return found
 
 
-class ProcessMeter:
-    """What this process takes of its node."""
+class BusyMeter:
+    """How busy something is, looked at now and then by a thread of its own: at all times, not only when work has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], float], every: float = LOOK_SECONDS) -> None:
+        """`look`: its busy share of late, 0 to 1; asked no more where it raises. `every`: seconds between two looks."""
+        self._look, self._every = look, every
+        self._lock, self._sum, self._looks = threading.Lock(), 0.0, 0
+        threading.Thread(target=self._watch, name="how busy a GPU is", daemon=True).start()
+
+    def drain(self) -> dict[str, float]:
+        """Since the last call: `gpu_busy`, the mean; left out where nothing is known."""
+        with self._lock:
+            total, looks, self._sum, self._looks = self._sum, self._looks, 0.0, 0
+        return {"gpu_busy": total / looks} if looks else {}
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                found = self._look()
+            except Exception:  # a driver's errors have no class in common
+                return
+            with self._lock:
+                self._sum, self._looks = self._sum + found, self._looks + 1
+            time.sleep(self._every)
+
+
+class ProcessMeter:
+    """What this process takes of its node; `gpu`: of its GPU, where it has one."""
+
+    def __init__(self, gpu: BusyMeter | None = None) -> None:
+        self._gpu = gpu
         self._wall, self._cpu = time.monotonic(), time.process_time()
 
     def drain(self) -> dict[str, float]:
-        """Since the last call: `wall_seconds` and `cpu_seconds` (of all threads); and `memory`, the most bytes resident."""
+        """Since the last call: `wall_seconds` and `cpu_seconds` (of all threads), and what its GPU did (`BusyMeter`); and
+        `memory`, the most bytes resident."""
         wall, cpu = time.monotonic(), time.process_time()
         found = {
             "wall_seconds": wall - self._wall,
@@ -114,4 +145,4 @@ class ProcessMeter:
             "memory": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT),
         }
         self._wall, self._cpu = wall, cpu
-        return found
+        return found if self._gpu is None else found | self._gpu.drain()

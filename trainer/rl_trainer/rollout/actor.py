@@ -35,7 +35,7 @@ from rl_trainer.flow.worker import Worker
 from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
-from rl_trainer.placement.own_device import own_device
+from rl_trainer.placement.own_device import own_device, own_node
 from rl_trainer.rollout.arrival import Arrival
 from rl_trainer.rollout.delivery import Delivery
 from rl_trainer.rollout.engines.base import SamplingParams
@@ -44,7 +44,7 @@ from rl_trainer.rollout.group_rollout import GroupFailure, GroupRollout, Member
 from rl_trainer.rollout.handed import handed, load_begun
 from rl_trainer.rollout.leaving import Door
 from rl_trainer.rollout.loop import PromptTooLong, Rollouts, stop_tokens
-from rl_trainer.rollout.measuring import SamplerMeter, Stretch
+from rl_trainer.rollout.measuring import SamplerMeter, Stretch, WeightsReading
 from rl_trainer.rollout.opening import open_engine
 from rl_trainer.rollout.supply import POLL_SECONDS, Supply, is_older
 from rl_trainer.rollout.task_workers import TaskWorkers
@@ -120,6 +120,7 @@ class SamplerActor(Worker):
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
         self._meter = SamplerMeter(self.engine, self.spans, simulators, scorers)
+        self._reading = WeightsReading(self._store, self.receiver, own_node())
         self._stretch = Stretch(self.engine, self.spans)
         self._arrival = Arrival(
             self.receiver, self.engine.prepare_weights, spec.weight_sync.timeout.seconds, self._wake.set
@@ -349,7 +350,7 @@ class SamplerActor(Worker):
         self._stretch.end()
         with self.spans.span("load weights", version=version, way=published.way, source="learner 0") as noted:
             load()
-            noted["bytes"], self._store.taken_bytes = self._store.taken_bytes, 0
+            noted |= self._reading.read(published)
             forget_store_pages(keep=KEPT_BYTES)
             self._loaded = version
         return True
@@ -387,6 +388,7 @@ class SamplerActor(Worker):
             priority=priority,
             spans=self._meter.drain(self.rollouts),
             issue=ticket.issue,
+            node=self._reading.node,
         )
 
     def _answered(self, group: GroupRollout) -> None:

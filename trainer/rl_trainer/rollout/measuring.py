@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import Any, Protocol
 
+from rl_trainer.observe.between_nodes import came_from
 from rl_trainer.observe.timeline import ENVIRONMENT, JUDGE, Span, SpanRecorder
+from rl_trainer.profile.gpu import gpu_meter
 from rl_trainer.profile.meters import ProcessMeter
 from rl_trainer.rollout.engines.base import Engine
 from rl_trainer.rollout.group_rollout import GroupRollout
 from rl_trainer.rollout.loop import Rollouts
 from rl_trainer.rollout.task_workers import WorkerScorer, WorkerTarget
+from rl_trainer.weights.transports.base import Receiver
+from rl_trainer.weights.transports.collective import CollectiveReceiver
+from rl_trainer.weights.transports.publication import Publication
 
 # A stretch of decoding becomes one row entry of the timeline after this long at the latest.
 SPAN_SECONDS = 0.5
@@ -89,7 +95,7 @@ class SamplerMeter:
         simulators: Sequence[WorkerTarget] = (),
         reward_models: Sequence[WorkerScorer] = (),
     ) -> None:
-        self._engine, self._spans, self._process = engine, spans, ProcessMeter()
+        self._engine, self._spans, self._process = engine, spans, ProcessMeter(gpu_meter())
         self._weights, self._cached_token = engine.memory()
         self._simulators, self._reward_models = WorkMeter(simulators), WorkMeter(reward_models)
         sampler = spans.actor_name
@@ -139,3 +145,25 @@ class WorkMeter:
         self._seconds, self._count = seconds, count
         beyond = min((one.beyond for one in work), default=math.inf)
         return *found, beyond if math.isfinite(beyond) else None
+
+
+class CountsTaken(Protocol):
+    """A store that says how many bytes of weights were taken from it."""
+
+    taken_bytes: int
+
+
+class WeightsReading:
+    """What a sampler reads of each version: from the object store, and from other nodes."""
+
+    def __init__(self, store: CountsTaken, receiver: Receiver, node: str) -> None:
+        self._store, self._receiver, self.node = store, receiver, node
+
+    def read(self, published: Publication) -> dict[str, Any]:
+        """Of a version that was just loaded, and those that were received since the one before and never loaded."""
+        stored, self._store.taken_bytes = self._store.taken_bytes, 0
+        broadcast = 0
+        if isinstance(self._receiver, CollectiveReceiver):
+            broadcast, self._receiver.broadcast_bytes = self._receiver.broadcast_bytes, 0
+        elsewhere = came_from(published.node, self.node, stored + broadcast)
+        return {"bytes": stored, "node": self.node, "elsewhere": elsewhere}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.excerpt import Excerpt
 from rl_trainer.model.shared_folder import SharedFolder, share_folder, stored_folder
+from rl_trainer.observe.between_nodes import came_from
 from rl_trainer.observe.timeline import Span, SpanRecorder
+from rl_trainer.placement.own_device import own_node
 from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.task_workers import TaskWorkers
@@ -34,6 +36,7 @@ from rl_trainer.run.residency import with_residency
 from rl_trainer.run.trials import contend, excerpts, fixed_tokens
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
+from rl_trainer.trajectory import packed_bytes
 from rl_trainer.weights.transports.publication import Publication
 
 # No batch for this long, besides what lost workers may take to be placed again: samplers hang.
@@ -138,7 +141,18 @@ class Actors:
             )
         for group in part.groups:
             self._theirs.extend(group.spans)
-        return part
+        return self._placed(part)
+
+    def _placed(self, part: Batch) -> Batch:
+        """The part with payloads that came inside the call where they are now: learners get those from this process."""
+        node, groups, moved = own_node(), [], 0.0
+        for group in part.groups:
+            if group.node and isinstance(group.payload, bytes):
+                moved += came_from(group.node, node, packed_bytes(group))
+                group = replace(group, node=node)
+            groups.append(group)
+        self.spans.measured(elsewhere_bytes=moved)
+        return replace(part, groups=groups)
 
     def _take(self, begin: int, end: int) -> Any:
         last = end >= self.spec.algorithm.prompts_per_step
@@ -202,6 +216,7 @@ class Actors:
         newer = self._published if step % self.spec.weight_sync.every_steps == 0 else None
         with self.spans.span("publish", version=self._version):
             said = self.buffer.finish_step(batch.step, None if newer is None else newer.version, newer)
+        self.spans.measured(elsewhere_bytes=said["elsewhere_bytes"])
         self._taking = self._take(0, part_groups(self.spec))  # on its way while this step is recorded
         return said
 

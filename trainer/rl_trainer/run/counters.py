@@ -15,9 +15,11 @@ from rl_api.errors import TrainingDiverged
 from rl_api.placement_status import WantedPlacement
 from rl_api.sizes.operations import forward_operations, learning_operations
 from rl_api.sizes.shape import ModelShape
+from rl_api.status_fields import MOST
 from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.learner.results import UpdateResult
+from rl_trainer.observe.between_nodes import BetweenNodes
 from rl_trainer.observe.metrics import FIELDS, StepRecord
 from rl_trainer.observe.step_times import busy_seconds, computing_seconds, rates, step_times, turns, use
 from rl_trainer.observe.timeline import Span
@@ -45,6 +47,7 @@ class Counters:
     resumed_from: int | None = None  # step this attempt began at, None for the first
     checkpointed_step: int = -1  # step of the newest checkpoint of this attempt
     earlier_seconds: float = 0.0
+    between_nodes: BetweenNodes = field(default_factory=BetweenNodes)
     _started: float = field(default_factory=time.monotonic)
     _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_PACE_STEPS))
     # Of the same steps: sampler seconds that there were, and those that samplers and learners worked.
@@ -147,11 +150,21 @@ class Counters:
             max_steps=spec.stop.max_steps,
             reward=_shown(record.reward_mean, 3),
             heldout_score=_shown(self.heldout, 3),
-            tokens_per_second=_shown(record.tokens_per_second),
-            buffer_fill=_shown(min(record.buffer_fill / spec.buffer.capacity, 1.0), 3),
-            staleness=_shown(record.staleness_mean, 2),
+            tokens_per_second=_amount(record.tokens_per_second),
+            total_tokens_per_second=_amount(record.total_tokens_per_second),
+            buffer_fill=_amount(min(record.buffer_fill / spec.buffer.capacity, 1.0), 3),
+            staleness=_amount(record.staleness_mean, 2),
             sampler_busy=_shown(samplers, 3),
             learner_busy=_shown(learners, 3),
+            sampler_cpus=_amount(record.sampler_cpus, 2),
+            learner_cpus=_amount(record.learner_cpus, 2),
+            driver_cpus=_amount(record.driver_cpus, 2),
+            sampler_gpu_busy=_amount(record.sampler_gpu_busy_ratio, 3, most=1.0),
+            learner_gpu_busy=_amount(record.learner_gpu_busy_ratio, 3, most=1.0),
+            object_store_bytes=_together(record.weights_bytes, record.answers_bytes),
+            between_nodes_bytes=_together(
+                record.weights_between_nodes_bytes, record.answers_between_nodes_bytes
+            ),
             eta_seconds=_shown(self.eta(spec)),
             placement=placement_status(spec, record.predicted_seconds, self.pace, wanted),
             updated_at=datetime.now(UTC),
@@ -201,6 +214,7 @@ def step_record(
         **step_times(spans),
         **use(spans),
         **counters.rates,
+        **counters.between_nodes.step(spans),
         step=counters.step,
         time=time.time(),
         wall_seconds=wall_seconds,
@@ -245,3 +259,14 @@ def operations(spec: RunSpec, shape: ModelShape, groups: Sequence[Group]) -> dic
 def _shown(value: float | None, digits: int | None = None) -> float | None:
     """Rounded; what is not known, or no number, is null in JSON."""
     return None if value is None or not math.isfinite(value) else round(value, digits)
+
+
+def _amount(value: float, digits: int | None = None, most: float = math.inf) -> float | None:
+    """As `_shown`; what a program of the user's says below 0 or above `most` is not known."""
+    return _shown(value, digits) if 0 <= value <= most else None
+
+
+def _together(*parts: float) -> int | None:
+    """Bytes; a part that is not known counts as none, None where none is: a step publishes no weights, or nobody tells."""
+    known = [part for part in parts if 0 <= part <= MOST]
+    return min(round(math.fsum(known)), MOST) if known else None

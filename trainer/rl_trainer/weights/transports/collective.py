@@ -109,7 +109,9 @@ class CollectiveReceiver:
         self._one_at_a_time = threading.Lock()
         self._changed = threading.Condition()
         self._expected: set[int] = set()  # versions under way to here
-        self._arrived: tuple[int, Tensors] | None = None
+        self._arrived: tuple[int, Tensors, int] | None = None
+        self.broadcast_bytes = 0
+        """Bytes of weights that came by broadcasts, of versions that were received; for whoever counts them to take off."""
 
     def join(self, invitation: Invitation, rank: int) -> str | None:
         """Takes part in a broadcast as member `rank` of its group; from any thread, while `receive` goes on in another.
@@ -120,12 +122,12 @@ class CollectiveReceiver:
             self._expected.add(invitation.version)
         try:
             with self._one_at_a_time:
-                tensors = self._received(invitation, rank)
+                tensors, size = self._received(invitation, rank)
         except Exception as error:  # gloo and NCCL have no class in common
             return f"{self._place}: weights of version {invitation.version} were not broadcast to it ({first_line(error)})"
         else:
             with self._changed:
-                self._arrived = invitation.version, tensors
+                self._arrived = invitation.version, tensors, size
         finally:
             with self._changed:
                 self._expected.discard(invitation.version)
@@ -141,12 +143,14 @@ class CollectiveReceiver:
             if arrived is not None and arrived[0] <= version:
                 self._arrived = None
         if arrived is not None and arrived[0] == version:
+            self.broadcast_bytes += arrived[2]
             return arrived[1]
         return self._from_store.receive(publication, timeout)
 
-    def _received(self, invitation: Invitation, rank: int) -> Tensors:
+    def _received(self, invitation: Invitation, rank: int) -> tuple[Tensors, int]:
         try:
-            return unpack_weights(_receive_blocks(self._seat.take(invitation, rank), invitation))
+            blocks = _receive_blocks(self._seat.take(invitation, rank), invitation)
+            return unpack_weights(blocks), sum(block.block.nbytes for block in blocks)
         except Exception:
             self._seat.leave()  # or others would wait for what this one does not pass on
             raise

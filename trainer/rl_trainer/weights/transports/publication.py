@@ -20,6 +20,7 @@ class Publication:
             does not hold it takes it first.
         whole: all of the same version, for those who do not hold the base, and of `ipc` for those whom it does not reach;
             None: there is none, who does not hold the base goes back along `base`.
+        node: Ray's id of the learner's; empty: not known.
     """
 
     version: int
@@ -27,3 +28,4 @@ class Publication:
     blocks: list[Any]
     base: Publication | None = None
     whole: Publication | None = None
+    node: str = ""
