@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rl_api.errors import ActorDied, CheckpointError, RLTrainError
+from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.actor import BufferActor
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.flow import turns
 from rl_trainer.flow.leases import LEARNERS
-from rl_trainer.flow.turns import SharedDevice, Turn
+from rl_trainer.flow.turns import SharedDevice, Turn, device_for_loading
 from rl_trainer.observe.timeline import SpanRecorder
 
 
@@ -196,6 +196,53 @@ def test_devices_of_learners_that_do_not_answer_or_cannot_leave_are_not_given_ba
     with pytest.raises(CheckpointError), turn.taken("writing"):
         raise CheckpointError("the disk is full")
     assert leases.names == ["claim", "claim"]
+
+
+@pytest.mark.parametrize(
+    "error", [ActorDied("learner 0 died"), DeadlineExceeded("learner 0"), KeyboardInterrupt()]
+)
+def test_learners_that_do_not_answer_keep_devices_where_their_tensors_stay_as_well(
+    error: BaseException, leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
+    """Ranks may compute there still."""
+    turn = staying(leases, monkeypatch)
+    with pytest.raises(type(error)), turn.taken("training"):
+        raise error
+    assert leases.names == ["claim"]
+
+
+def test_learners_that_answer_with_an_error_give_devices_back_where_their_tensors_stay_as_well(
+    leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
+    turn = staying(leases, monkeypatch)
+    with pytest.raises(CheckpointError), turn.taken("writing"):
+        raise CheckpointError("the disk is full")
+    assert leases.names == ["claim", "give_back"]
+
+
+def staying(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> Turn:
+    """Of learners whose tensors stay."""
+    monkeypatch.setattr(turns, "answer", lambda *_: None)
+    return Turn(leases, ["learner 0"], lambda *_: 1, SpanRecorder("driver"))
+
+
+@pytest.mark.parametrize("epoch", [7, None])
+def test_a_sampler_that_gets_no_device_loads_nothing(epoch: int | None, monkeypatch: pytest.MonkeyPatch):
+    """The run was over, or the driver gave it up, while it waited."""
+    said = iter([epoch, None])
+    monkeypatch.setattr(turns, "answer", lambda *_: next(said))
+    called: list[str] = []
+
+    class Actor:
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=lambda *_, **__: called.append(name))
+
+    try:
+        with device_for_loading(Actor(), 0):
+            called.append("load")
+    except ActorDied as error:
+        assert str(error) == "sampler 0: loads no model, as the run is over, or another process has its place"
+    assert called == (["claim"] if epoch is None else ["claim", "load", "give_back"])
 
 
 def test_learners_that_were_stopped_as_they_arrived_arrive_before_they_go_on(

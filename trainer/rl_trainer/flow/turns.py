@@ -106,9 +106,9 @@ class Turn:
             self._leave()
 
     def _has_left_after(self, error: BaseException) -> bool:
-        """Whether the devices are free for others now: never where learners do not answer, whose tensors may be there."""
+        """Whether the devices are free for others now: never where learners do not answer, who may compute there still."""
         answered = isinstance(error, Exception) and not isinstance(error, (ActorDied, DeadlineExceeded))
-        if self._leave is not None and not answered:
+        if not answered:
             return False
         try:
             self._go()
@@ -280,14 +280,16 @@ def sampler_device(
 def device_for_loading(leases: Any, rank: int) -> Iterator[None]:
     """Within the block sampler `rank`, whose loop has not begun, has the device that it shares; waits for it.
 
-    Raises as `answer` does; DeadlineExceeded names who has it.
+    Raises as `answer` does; DeadlineExceeded names who has it; ActorDied: it gets none, as the run is over or the driver has
+    given this process up.
     """
     holder, within = f"sampler {rank}", LEASE_SECONDS + ANSWER_SECONDS
     # What a process before this one asked for may have arrived after its death was told.
     call = leases.claim.remote(holder, [device_of(rank)], LEASE_SECONDS, anew=True)
     epoch = answer(call, "buffer", f"waiting for the device of {device_of(rank)} to load the model", within)
+    if epoch is None:
+        raise ActorDied(f"{holder}: loads no model, as the run is over, or another process has its place")
     try:
         yield
     finally:
-        if epoch is not None:
-            answer(leases.give_back.remote(holder, epoch), "buffer", "giving a device back", ANSWER_SECONDS)
+        answer(leases.give_back.remote(holder, epoch), "buffer", "giving a device back", ANSWER_SECONDS)
