@@ -92,8 +92,8 @@ class Learners:
         address = None
         if len(self.actors) > 1:
             address = self._first("rendezvous", "starting", START_TIMEOUT)
-        handle = self.workers.all("start", folder, address)
-        handle.wait("loading the model", timeout, beside=beside)
+        with self._turn("loading the model") as phase:
+            self.workers.all("start", folder, address).wait(phase, timeout, beside=beside)
 
     def start_reinforcement(self) -> None:
         """See `LearnerActor.start_reinforcement`."""

@@ -119,7 +119,7 @@ class Actors:
             learners.turn = Turn(buffer.actor, shared, samplers.wait_for, spans, patience=buffer.patience)
             if swapped:
                 learners.turn.move(learners.onload, learners.offload)
-        if not swapped:
+        if not swapped:  # in a turn, as samplers load on the same devices
             learners.start(folder, [f"sampler {rank}" for rank in range(placement.samplers)])
         workers.wait_ready()
         samplers.wait_ready()
