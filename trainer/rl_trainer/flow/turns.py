@@ -130,7 +130,8 @@ class OwnDevice:
 
         Args:
             needed: whether there is anything to compute; without, others may have the device.
-            begun: whether something is under way that is finished first where others are waited for with patience.
+            begun: whether something that is under way can go on now, for which others wait with `drain`; what waits itself,
+                for a tool or a score, keeps nobody from the device.
             moves: whether others go on with all that is needed. Else it is computed here though others could have done:
                 who left would ask for the device again at once.
         """
@@ -161,7 +162,7 @@ class SharedDevice(OwnDevice):
             leases: the actor that keeps them.
             rank: the sampler's; its device is that of the learner process of this rank.
             spans: gets the time of waiting.
-            drain: finish what is begun where others want it, else leave at once.
+            drain: where others want it, go on with what is begun for as long as any of it can, else leave at once.
             wake: called from another thread when there is something new.
             arrive, leave: called once the device is the sampler's, and before it is others'.
             timeout: seconds to wait for it.
