@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -246,6 +247,7 @@ def test_a_sampler_that_gets_no_device_loads_nothing(epoch: int | None, monkeypa
     """The run was over, or the driver gave it up, while it waited."""
     said = iter([epoch, None])
     monkeypatch.setattr(turns, "answer", lambda *_: next(said))
+    monkeypatch.setattr(turns, "Process", MagicMock())
     called: list[str] = []
 
     class Actor:
@@ -255,7 +257,8 @@ def test_a_sampler_that_gets_no_device_loads_nothing(epoch: int | None, monkeypa
     refused = pytest.raises(ActorDied, match=r"^sampler 0: loads no model, as the run is over, or another")
     with nullcontext() if epoch else refused, device_for_loading(Actor(), 0):
         called.append("load")
-    assert called == (["claim"] if epoch is None else ["claim", "load", "give_back"])
+    # Who it is it says first: whoever gives it up waits until that process is gone.
+    assert called == ["tell", "claim", *(["load", "give_back"] if epoch else [])]
 
 
 def test_learners_that_were_stopped_as_they_arrived_arrive_before_they_go_on(

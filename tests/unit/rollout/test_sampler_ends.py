@@ -14,6 +14,7 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+import ray
 
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired
@@ -359,6 +360,62 @@ def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyP
         samplers.wait_for("batch", "buffer", "waiting for a batch", 3600.0)
     assert 600 < clock[0] < 620
     assert len(warned) == 2
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SamplerSilent("sampler 0: no sign of life"),
+        ActorDied("sampler 0 did not load within 300 s"),
+        ActorDied("sampler 0 was cut off"),
+    ],
+)
+def test_the_device_of_a_sampler_that_is_killed_goes_to_others_when_its_process_is_gone(
+    error: ActorDied, ends: bool, monkeypatch: pytest.MonkeyPatch
+):
+    order, samplers = killed_sampler(error, monkeypatch, ends=ends)
+    if ends:
+        assert samplers._end(0) == 2
+        assert order == ["kill", "gone", "release"]
+        return
+    with pytest.raises(DeadlineExceeded, match=r"^sampler 0: its process was killed, but is not known to"):
+        samplers._end(0)
+    assert order == ["kill", "gone"], "nobody gets its device"
+    assert samplers._gave_up
+
+
+def test_for_a_sampler_whose_process_is_gone_or_has_no_device_nobody_waits(monkeypatch: pytest.MonkeyPatch):
+    died = ActorDied("sampler 0 died")
+    died.__cause__ = ray.exceptions.ActorDiedError()
+    silent = SamplerSilent("sampler 0: no sign of life")
+    for error, shares, told in ((died, True, True), (silent, False, True), (silent, True, False)):
+        order, samplers = killed_sampler(error, monkeypatch, shares=shares, told=told)
+        assert samplers._end(0) == 2
+        assert order == ["kill", "release"]
+
+
+def killed_sampler(
+    error: ActorDied,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ends: bool = True,
+    shares: bool = True,
+    told: bool = True,
+) -> tuple[list[str], Any]:
+    """What happens, and samplers of which 0 is given up with `error`. `ends`: its process, when it is killed; `told`: which
+    one that is."""
+    order: list[str] = []
+    samplers: Any = Samplers.__new__(Samplers)
+    samplers._samplers = {0: SamplerHandle(None, cast(Any, "run"), None, "node", 0.0, shares, error=error)}
+    samplers._gave_up = False
+    process = SimpleNamespace(end=lambda: order.append("gone") or ends)
+    samplers._buffer = SimpleNamespace(
+        release=lambda rank: order.append("release") or [5, 6],
+        told=lambda name: process if told and name == "sampler 0" else None,
+    )
+    monkeypatch.setattr(fleet.ray, "kill", lambda actor: order.append("kill"))
+    return order, samplers
 
 
 def test_a_sampler_that_waits_for_the_device_to_load_on_does_not_load_yet(monkeypatch: pytest.MonkeyPatch):

@@ -100,6 +100,10 @@ class Buffer:
         """Whether it waits for a device that it shares."""
         return cast(bool, self._answer(self.actor.waits.remote(holder), "looking who waits for a device"))
 
+    def told(self, name: str) -> Any:
+        """The last that the actor of this name has told unasked; None: nothing."""
+        return self._answer(self.actor.told.remote(), "looking what was told").get(name)
+
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """Give a group up for good; the reason is counted. False if the sampler no longer holds it."""
         return cast(bool, self._answer(self.actor.drop.remote(sampler, group_id, reason), "dropping a group"))

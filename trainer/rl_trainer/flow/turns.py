@@ -16,6 +16,7 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.flow.calls import answer
 from rl_trainer.flow.leases import LEARNERS, Wish, device_of
+from rl_trainer.flow.process_end import Process
 from rl_trainer.observe.timeline import SpanRecorder
 
 # For devices that somebody works on: as long as for a batch or an update.
@@ -285,6 +286,7 @@ def device_for_loading(leases: Any, rank: int) -> Iterator[None]:
     given this process up.
     """
     holder, within = f"sampler {rank}", LEASE_SECONDS + ANSWER_SECONDS
+    leases.tell.remote(holder, Process.own())  # who gives it up must know when it is gone
     # What a process before this one asked for may have arrived after its death was told.
     call = leases.claim.remote(holder, [device_of(rank)], LEASE_SECONDS, anew=True)
     epoch = answer(call, "buffer", f"waiting for the device of {device_of(rank)} to load the model", within)

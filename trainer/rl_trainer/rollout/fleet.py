@@ -16,6 +16,7 @@ from rl_trainer.buffer.handle import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
 from rl_trainer.flow.named_class import named_class
+from rl_trainer.flow.process_end import END_SECONDS, Process
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.worker_group import Handle, WorkerGroup
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
@@ -350,16 +351,29 @@ class Samplers:
         """Forgets a sampler and gives its groups to others; how many these are."""
         one = self._samplers.pop(rank)
         ray.kill(one.actor)  # one that lives after all would keep its place
-        return one.unfinished + self._release(rank)
+        return one.unfinished + self._release(rank, waits=one.shares and not one.is_gone)
 
-    def _release(self, rank: int) -> int:
+    def _release(self, rank: int, waits: bool = False) -> int:
         """Groups that the buffer takes back from a sampler. One that is gone itself is the end: a sampler that died with it
-        must not be taken for one that others stand in for."""
+        must not be taken for one that others stand in for.
+
+        `waits`: for the end of its process, which was killed and has a device till then; others get that at once.
+        """
         try:
+            if waits:
+                self._wait_for_end(f"sampler {rank}")
             return len(self._buffer.release(rank))
         except (ActorDied, DeadlineExceeded):
             self._gave_up = True
             raise
+
+    def _wait_for_end(self, sampler: str) -> None:
+        process: Process | None = self._buffer.told(sampler)
+        if process is not None and not process.end():  # None: it was not about to take the device
+            raise DeadlineExceeded(
+                f"{sampler}: its process was killed, but is not known to have ended after {END_SECONDS:.0f} s, and may have "
+                f"the device that it shares; look for a node or a driver of a device that hangs, then {RESUME_HINT}"
+            )
 
     def _look(self) -> None:
         """Lets those take part that have loaded everything; every few seconds, where nodes come and go, gives samplers up
