@@ -19,6 +19,7 @@ import ray
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired
 from rl_trainer.buffer.groups import Ticket
+from rl_trainer.flow import worker_group
 from rl_trainer.flow.pulse import START_SECONDS, Pulse, Watch
 from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout import actor as actor_module
@@ -31,6 +32,12 @@ from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
 from rl_trainer.rollout.measuring import Stretch
 from rl_trainer.rollout.supply import Supply
 from rl_trainer.tasks import Prompt
+
+
+def set_answer(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> None:
+    """What a call says, to whoever waits for it."""
+    for module in (fleet, worker_group):
+        monkeypatch.setattr(module, "answer", answer)
 
 
 class Knows(Watch):
@@ -203,7 +210,7 @@ def test_a_loop_that_has_ended_is_not_waited_for_again(monkeypatch: pytest.Monke
         return (["run 0"], []) if len(waited) == 1 else (["batch"], [])
 
     monkeypatch.setattr(fleet.ray, "wait", wait)
-    monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
+    set_answer(monkeypatch, lambda call, *_: call)
     assert samplers.wait_for("batch", "buffer", "waiting for a batch", 10.0) == "batch"
     assert waited == [["batch", "run 0", "run 1"], ["batch", "run 1"]]
 
@@ -271,7 +278,7 @@ def stopped_sampler(monkeypatch: pytest.MonkeyPatch, limit: int) -> Any:
         ], []
 
     monkeypatch.setattr(fleet, "share_folder", lambda path: path)
-    monkeypatch.setattr(fleet, "answer", answer)
+    set_answer(monkeypatch, answer)
     monkeypatch.setattr(fleet.ray, "kill", lambda actor: killed.append(actor.name))
     monkeypatch.setattr(fleet.ray, "wait", wait)
     return samplers
@@ -337,7 +344,7 @@ def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyP
     )
     samplers._samplers = {0: SamplerHandle(actor, "run 0", None, "node", 0.0)}  # type: ignore[arg-type]
     monkeypatch.setattr(fleet, "share_folder", lambda path: path)
-    monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
+    set_answer(monkeypatch, lambda call, *_: call)
     monkeypatch.setattr(fleet.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(fleet.ray, "kill", lambda actor: None)
 
@@ -517,7 +524,7 @@ def test_an_evaluation_whose_samplers_ended_with_the_buffer_ends_as_well(monkeyp
 
     monkeypatch.setattr(fleet.ray, "wait", lambda calls, timeout: (["run 0", "run 1"], []))
     monkeypatch.setattr(fleet.ray, "kill", MagicMock())
-    monkeypatch.setattr(fleet, "answer", ended)
+    set_answer(monkeypatch, ended)
     monkeypatch.setattr(
         samplers, "_wait_for_one", MagicMock(side_effect=[[0, 1], AssertionError("waits for nobody")])
     )

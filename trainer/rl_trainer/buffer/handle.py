@@ -112,9 +112,13 @@ class Buffer:
         """Publish weights (usually `[reference]`) under the next version."""
         self._answer(self.actor.publish.remote(version, weights), "publishing weights")
 
+    def take_ref(self, timeout: float, begin: int = 0, end: int | None = None) -> Any:
+        """See `take`."""
+        return self.actor.take.remote(timeout, begin, end)
+
     def take(self, timeout: float, begin: int = 0, end: int | None = None) -> Batch:
         """The next batch, or the one still under lease, or a part of it. Raises DeadlineExceeded saying what is missing."""
-        ref = self.actor.take.remote(timeout, begin, end)
+        ref = self.take_ref(timeout, begin, end)
         return cast(Batch, self.result(ref, "taking a batch", timeout + ANSWER_SECONDS))
 
     def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:

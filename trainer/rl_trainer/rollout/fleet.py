@@ -14,7 +14,7 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.handle import Buffer
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
+from rl_trainer.flow.calls import answer
 from rl_trainer.flow.named_class import named_class
 from rl_trainer.flow.process_end import END_SECONDS, Process
 from rl_trainer.flow.pulse import Watch
@@ -151,36 +151,16 @@ class Samplers:
     ) -> Any:
         """The result of `call`; meanwhile samplers that die are replaced, and others join where nodes come for them.
 
-        `meanwhile` is called at once, and every `MEANWHILE_SECONDS` for as long as it asks for that; what it raises ends the
-        wait.
+        `meanwhile`: see `Handle.wait`.
 
         Raises:
             ActorDied: samplers died more than `retry.limit` times since the last call that was answered.
             DeadlineExceeded: no result after `timeout` seconds, or too few samplers for too long.
             RLTrainError: a sampler or the actor itself gave up with this sentence.
         """
-        deadline = time.monotonic() + timeout
-        again = True
-        while True:
-            self._look()
-            again = again and meanwhile()
-            patience = min(self._patience, MEANWHILE_SECONDS) if again else self._patience
-            left = max(0.0, deadline - time.monotonic())
-            alive = {rank: one for rank, one in self._samplers.items() if one.died is None and not one.ended}
-            runs = {one.run: rank for rank, one in alive.items()}
-            done, _ = ray.wait([call, *runs], timeout=min(left, patience))
-            if call in done:
-                result = answer(call, actor, phase, 60.0)
-                self._restarts = 0
-                return result
-            if not done and time.monotonic() >= deadline:
-                raise DeadlineExceeded(
-                    f"{actor}: no answer after {timeout:.0f} s while {phase}; {RESUME_HINT}"
-                )
-            if not done:
-                self._check_alive(alive, phase)
-            for run in done:
-                self._ended(runs[run])
+        result = Handle.of(actor, call).wait(phase, timeout, meanwhile, company=self)[0]
+        self._restarts = 0
+        return result
 
     def evaluate(
         self,
@@ -230,15 +210,15 @@ class Samplers:
         return part
 
     def _wait_for_one(self) -> list[int]:
-        """The ranks that take part, as soon as there is one. Where all were lost, `_look` keeps the deadline."""
+        """The ranks that take part, as soon as there is one. Where all were lost, `look` keeps the deadline."""
         deadline = time.monotonic() + self._start_timeout + EVALUATION_TIMEOUT
         while not self.ready:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"samplers: none is left to evaluate; {RESUME_HINT}")
             ready = [one.ready for one in self._loading.values()]
             ray.wait(ready, timeout=LOOK_SECONDS) if ready else time.sleep(LOOK_SECONDS)
-            self._check_alive(self._loading, "waiting for a sampler that evaluates")
-            self._look()
+            self.check_alive(self._loading, "waiting for a sampler that evaluates")
+            self.look()
         return self.ready
 
     @property
@@ -248,21 +228,29 @@ class Samplers:
             rank: one for rank, one in self._samplers.items() if one.ready is not None and one.died is None
         }
 
+    # -- who is looked after while others are waited for: a `Company` -----------------------------------------------
+
     @property
-    def _patience(self) -> float:
+    def runs(self) -> dict[ray.ObjectRef[Any], int]:
+        """See `Company.runs`: of those that live."""
+        there = self._samplers.items()
+        return {one.run: rank for rank, one in there if one.died is None and not one.ended}
+
+    @property
+    def patience(self) -> float:
         """Seconds to wait before somebody is looked for: nodes that come and go, who loads, or who stands still."""
         nodes = LOOK_SECONDS if self._elasticity or self._loading else math.inf
         return min(nodes, self._watch.pulse.every) if self._watch is not None else nodes
 
-    def _check_alive(self, samplers: Iterable[int], phase: str) -> None:
-        """Replaces those of `samplers` that stand still.
+    def check_alive(self, ranks: Iterable[int], phase: str) -> None:
+        """Replaces those of these ranks that stand still.
 
         Raises:
             DeadlineExceeded: it is the buffer or a learner.
         """
         if self._watch is None:
             return
-        silent, ours = self._watch.look(), {f"sampler {rank}": rank for rank in samplers}
+        silent, ours = self._watch.look(), {f"sampler {rank}": rank for rank in ranks}
         for actor in sorted(name for name in silent if not name.startswith("sampler ")):
             raise DeadlineExceeded(self._watch.silence(actor, phase))
         for actor in sorted(silent & ours.keys()):
@@ -279,20 +267,21 @@ class Samplers:
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def _launch(self, rank: int, node: str | None, model: SharedFolder) -> SamplerHandle:
-        # Five threads: the loop, two calls of the driver, a broadcast, and one of before that is about to give up.
-        remote = ray.remote(named_class("rl_trainer.rollout.actor", "SamplerActor")).options(
-            max_concurrency=5, **self._placement.sampler(rank)
-        )
         others = self._placement.other_pods(rank)
-        if self._watch is not None:
-            self._watch.pulse.expect(f"sampler {rank}")
-        actor = remote.remote(
-            rank, self._spec, model, self._buffer, self._search, self._data, others, self._workers
+        given = rank, self._spec, model, self._buffer, self._search, self._data, others, self._workers
+        # Five threads: the loop, two calls of the driver, a broadcast, and one of before that is about to give up.
+        workers = WorkerGroup.launch(
+            "sampler",
+            named_class("rl_trainer.rollout.actor", "SamplerActor"),
+            {rank: given},
+            lambda rank: {"max_concurrency": 5, **self._placement.sampler(rank)},
+            self._watch,
         )
-        worker = WorkerGroup("sampler", {rank: actor})
-        ready, run = worker.one(rank, "ready").call, worker.one(rank, "run").call
+        ready, run = workers.one(rank, "ready").call, workers.one(rank, "run").call
         shares = rank < self._spec.shared_samplers
-        return SamplerHandle(actor, run, ready, node or "lost meanwhile", time.monotonic(), shares)
+        return SamplerHandle(
+            workers.actors[rank], run, ready, node or "lost meanwhile", time.monotonic(), shares
+        )
 
     def _died(self, rank: int, error: ActorDied) -> None:
         """The process of a sampler is gone. Perhaps its node is as well, of which Ray may hear a little later."""
@@ -305,7 +294,7 @@ class Samplers:
         if isinstance(error, SamplerLeft):
             self._warn(f"{error}: others sample them again")
 
-    def _ended(self, rank: int) -> None:
+    def ended(self, rank: int) -> None:
         """The loop of a sampler has ended: the buffer has told it to stop, or it has left, or is gone."""
         one = self._samplers[rank]
         try:
@@ -375,7 +364,7 @@ class Samplers:
                 f"the device that it shares; look for a node or a driver of a device that hangs, then {RESUME_HINT}"
             )
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Lets those take part that have loaded everything; every few seconds, where nodes come and go, gives samplers up
         whose node is gone, and starts others where there are new ones."""
         for rank, one in list(self._loading.items()):
@@ -393,7 +382,7 @@ class Samplers:
         for rank in plan.lost:
             one = self._samplers[rank]
             if one.died is None and ray.wait([one.run], timeout=0)[0]:
-                self._ended(rank)  # nobody had waited for it since it left
+                self.ended(rank)  # nobody had waited for it since it left
             left, unfinished = isinstance(one.error, SamplerLeft), self._end(rank)
             rest = "" if left else f"; its {unfinished} unfinished groups are sampled again"
             self._warn(f"sampler {rank} has gone with its node, {len(self._samplers)} left{rest}")

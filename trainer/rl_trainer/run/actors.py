@@ -142,7 +142,7 @@ class Actors:
 
     def _take(self, begin: int, end: int) -> Any:
         last = end >= self.spec.algorithm.prompts_per_step
-        return self.buffer.actor.take.remote(self._stall, begin, None if last else end)
+        return self.buffer.take_ref(self._stall, begin, None if last else end)
 
     @property
     def _stall(self) -> float:
