@@ -29,6 +29,7 @@ from rl_trainer.rollout.delivery import Delivery
 from rl_trainer.rollout.evaluation import Evaluation, Evaluations
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
+from rl_trainer.rollout.launching import SamplerLauncher
 from rl_trainer.rollout.measuring import Stretch
 from rl_trainer.rollout.supply import Supply
 from rl_trainer.tasks import Prompt
@@ -219,7 +220,7 @@ def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends
     monkeypatch: pytest.MonkeyPatch,
 ):
     samplers: Any = Samplers.__new__(Samplers)
-    samplers._elasticity, samplers._restarts, samplers._data = None, 0, None
+    samplers._elasticity, samplers._restarts = None, 0
     samplers._samplers = {rank: SamplerHandle(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
     silent = iter([{"sampler 1", "sampler 7"}, {"learner 0"}])
     samplers._watch = Knows(lambda: next(silent))
@@ -243,7 +244,7 @@ def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends
 def stopped_sampler(monkeypatch: pytest.MonkeyPatch, limit: int) -> Any:
     """Two samplers, of which 0 stands still; who is started in its place answers, as 1 does."""
     samplers: Any = Samplers.__new__(Samplers)
-    samplers._elasticity, samplers._restarts, samplers._gave_up, samplers._data = None, 0, False, None
+    samplers._elasticity, samplers._restarts, samplers._gave_up = None, 0, False
     samplers._spec, samplers._failures, samplers._model = (
         SimpleNamespace(retry=SimpleNamespace(limit=limit)),
         {},
@@ -314,14 +315,12 @@ def test_the_only_sampler_that_stands_still_as_it_loads_is_replaced_before_an_ev
 def test_a_sampler_is_expected_before_its_process_is_there(monkeypatch: pytest.MonkeyPatch):
     happened: list[tuple[Any, ...]] = []
     buffer = SimpleNamespace(expect=SimpleNamespace(remote=lambda *told: happened.append(told)))
-    samplers: Any = Samplers.__new__(Samplers)
-    for name in ("_buffer", "_search", "_data", "_workers", "_placement"):
-        setattr(samplers, name, MagicMock())
-    samplers._watch, samplers._spec = Watch(Pulse(buffer, 60.0)), SimpleNamespace(shared_samplers=0)
     remote = MagicMock()
     remote.options().remote = lambda rank, *_: happened.append(("launched", rank)) or MagicMock()
     monkeypatch.setattr(fleet.ray, "remote", lambda _: remote)
-    samplers._launch(3, None, MagicMock())
+    watch, spec = Watch(Pulse(buffer, 60.0)), SimpleNamespace(shared_samplers=0)
+    given: list[Any] = [MagicMock() for _ in range(5)]
+    SamplerLauncher(cast(Any, spec), *given, watch).launch(3, None, MagicMock())
     assert happened == [("sampler 3", START_SECONDS), ("launched", 3)]
 
 

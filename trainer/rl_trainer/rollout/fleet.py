@@ -15,8 +15,6 @@ from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.handle import Buffer
 from rl_trainer.error_text import RESUME_HINT
 from rl_trainer.flow.calls import answer
-from rl_trainer.flow.named_class import named_class
-from rl_trainer.flow.process_end import END_SECONDS, Process
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.worker_group import Handle, WorkerGroup
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
@@ -25,6 +23,7 @@ from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.answers import scored
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent, seat_of, start_timeout
+from rl_trainer.rollout.launching import SamplerLauncher, wait_for_end
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
@@ -68,12 +67,12 @@ class Samplers:
             watch: knows who stands still.
             workers: of the task.
         """
-        self._workers = workers
         self._watch = watch
         self._spec, self._buffer = spec, buffer
         self._model = model if model.uri else model.path
-        self._placement, self._search, self._tell, self._warn = placement, search, tell, warn
-        self._data = ray.put(data)
+        self._placement, self._tell, self._warn = placement, tell, warn
+        launcher = SamplerLauncher(spec, buffer, placement, search, ray.put(data), workers, watch)
+        self._launch = launcher.launch
         self._elasticity = placement.elasticity
         self._places = placement.places
         self._start_timeout = start_timeout(spec, model.size)
@@ -196,7 +195,8 @@ class Samplers:
             part, asked = parts[rank], rank
             while True:
                 try:
-                    found[part] = self._evaluated(asked, call)
+                    name = f"sampler {asked}"
+                    found[part] = self.wait_for(call, name, "evaluating", EVALUATION_TIMEOUT + 60)
                     break
                 except ActorDied as error:
                     self._lost(asked, one, error)
@@ -204,10 +204,6 @@ class Samplers:
                 asked = rank if rank in ranks else ranks[0]
                 one, call = self._samplers[asked], ask(asked, prompts[part])
         return scored([one for one in found if one is not None], self._warn)
-
-    def _evaluated(self, rank: int, call: ray.ObjectRef[list[Answer]]) -> list[Answer]:
-        part: list[Answer] = self.wait_for(call, f"sampler {rank}", "evaluating", EVALUATION_TIMEOUT + 60)
-        return part
 
     def _wait_for_one(self) -> list[int]:
         """The ranks that take part, as soon as there is one. Where all were lost, `look` keeps the deadline."""
@@ -265,23 +261,6 @@ class Samplers:
         WorkerGroup("sampler", there).all("close").settle(CLOSE_SECONDS)
 
     # -- coming and going ------------------------------------------------------------------------------------------
-
-    def _launch(self, rank: int, node: str | None, model: SharedFolder) -> SamplerHandle:
-        others = self._placement.other_pods(rank)
-        given = rank, self._spec, model, self._buffer, self._search, self._data, others, self._workers
-        # Five threads: the loop, two calls of the driver, a broadcast, and one of before that is about to give up.
-        workers = WorkerGroup.launch(
-            "sampler",
-            named_class("rl_trainer.rollout.actor", "SamplerActor"),
-            {rank: given},
-            lambda rank: {"max_concurrency": 5, **self._placement.sampler(rank)},
-            self._watch,
-        )
-        ready, run = workers.one(rank, "ready").call, workers.one(rank, "run").call
-        shares = rank < self._spec.shared_samplers
-        return SamplerHandle(
-            workers.actors[rank], run, ready, node or "lost meanwhile", time.monotonic(), shares
-        )
 
     def _died(self, rank: int, error: ActorDied) -> None:
         """The process of a sampler is gone. Perhaps its node is as well, of which Ray may hear a little later."""
@@ -350,19 +329,11 @@ class Samplers:
         """
         try:
             if waits:
-                self._wait_for_end(f"sampler {rank}")
+                wait_for_end(f"sampler {rank}", self._buffer)
             return len(self._buffer.release(rank))
         except (ActorDied, DeadlineExceeded):
             self._gave_up = True
             raise
-
-    def _wait_for_end(self, sampler: str) -> None:
-        process: Process | None = self._buffer.told(sampler)
-        if process is not None and not process.end():  # None: it was not about to take the device
-            raise DeadlineExceeded(
-                f"{sampler}: its process was killed, but is not known to have ended after {END_SECONDS:.0f} s, and may have "
-                f"the device that it shares; look for a node or a driver of a device that hangs, then {RESUME_HINT}"
-            )
 
     def look(self) -> None:
         """Lets those take part that have loaded everything; every few seconds, where nodes come and go, gives samplers up
