@@ -282,10 +282,10 @@ class PlacementSpec(Model):
     come back, and ten minutes at least."""
 
 
-Way = Literal["objectStore", "collective", "delta", "adapter", "ipc"]
+WeightTransport = Literal["objectStore", "collective", "delta", "adapter", "ipc"]
 """How a version of the weights travels."""
 
-Transport = Literal["auto", Way]
+Transport = Literal["auto", WeightTransport]
 """What a run says of it."""
 
 

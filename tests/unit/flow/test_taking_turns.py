@@ -66,9 +66,9 @@ def device(leases: Leases, moved: list[str], drain: bool = False) -> SharedDevic
 def held(leases: Leases, moved: list[str], drain: bool = False) -> SharedDevice:
     """One that has its device, and asks whether it is wanted."""
     shared = device(leases, moved, drain)
-    assert not shared.is_ours(True, False, bool)
+    assert not shared.take_or_leave(True, False, bool)
     leases.answer("claim", 1)
-    assert shared.is_ours(True, False, bool)
+    assert shared.take_or_leave(True, False, bool)
     assert leases.names == ["claim", "wanted"]
     return shared
 
@@ -77,7 +77,7 @@ def test_a_sampler_whose_help_is_not_needed_leaves_where_all_that_it_has_can_mov
     moved: list[str] = []
     shared = held(leases, moved)
     leases.answer("wanted", "done")
-    assert not shared.is_ours(False, True, lambda: True)
+    assert not shared.take_or_leave(False, True, lambda: True)
     assert moved == ["arrive", "leave"]
 
 
@@ -88,12 +88,12 @@ def test_a_sampler_with_what_must_stay_keeps_its_device_though_others_could_do_w
     assert leases.calls[-1][1][-1] == 0, "it asks whether its help is needed"
     leases.answer("wanted", "done")
     for _ in range(200):
-        assert shared.is_ours(True, True, lambda: False)
+        assert shared.take_or_leave(True, True, lambda: False)
         assert not shared.is_waited_for
     assert leases.names == ["claim", "wanted", "wanted"]
     assert leases.calls[-1][1][-1] is None, "it has been told"
     leases.answer("wanted", "wanted")
-    assert not shared.is_ours(True, True, lambda: False), "learners' claims count whatever it has"
+    assert not shared.take_or_leave(True, True, lambda: False), "learners' claims count whatever it has"
     assert moved == ["arrive", "leave"]
 
 
@@ -102,19 +102,19 @@ def test_a_sampler_that_drains_leaves_when_what_it_has_begun_can_only_wait(lease
     moved: list[str] = []
     shared = held(leases, moved, drain=True)
     leases.answer("wanted", "wanted")
-    assert shared.is_ours(True, True, bool), "it decodes"
+    assert shared.take_or_leave(True, True, bool), "it decodes"
     assert shared.is_waited_for, "nothing new is begun"
-    assert not shared.is_ours(True, False, bool), "tickets that it holds are begun later"
+    assert not shared.take_or_leave(True, False, bool), "tickets that it holds are begun later"
     assert moved == ["arrive", "leave"]
     leases.answer("give_back", None)
-    assert not shared.is_ours(True, True, bool)
+    assert not shared.take_or_leave(True, True, bool)
     assert leases.names[-2:] == ["give_back", "claim"]
 
 
 def test_the_end_of_a_sampler_tells_its_reason_and_takes_no_device(leases: Leases):
     moved: list[str] = []
     shared = device(leases, moved)
-    shared.is_ours(True, False, bool)
+    shared.take_or_leave(True, False, bool)
     leases.answer("claim", 7)
     shared.close()
     assert (moved, leases.names) == ([], ["claim", "give_back"])

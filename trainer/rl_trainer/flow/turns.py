@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.flow.calls import answer
-from rl_trainer.flow.leases import LEARNERS, Wish, device_of
+from rl_trainer.flow.leases import LEARNERS, Wish, device_name
 from rl_trainer.flow.process_end import Process
 from rl_trainer.observe.timeline import SpanRecorder
 
@@ -126,8 +126,8 @@ class OwnDevice:
         """Whether somebody else has it, or wants it: nothing new is begun."""
         return False
 
-    def is_ours(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
-        """Whether the sampler may compute now.
+    def take_or_leave(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
+        """Asks for the device, or leaves it, where it is time to; whether the sampler may compute now.
 
         Args:
             needed: whether there is anything to compute; without, others may have the device.
@@ -169,7 +169,7 @@ class SharedDevice(OwnDevice):
             timeout: seconds to wait for it.
         """
         self._leases, self._rank, self._spans = leases, rank, spans
-        self._holder, self._device = f"sampler {rank}", device_of(rank)
+        self._holder, self._device = f"sampler {rank}", device_name(rank)
         self._drain, self._wake, self._timeout = drain, wake, timeout
         self._arrive, self._leave = arrive, leave
         self._epoch: int | None = None
@@ -184,7 +184,7 @@ class SharedDevice(OwnDevice):
         """See `OwnDevice`."""
         return self._claim is not None or self._wanted or self._left
 
-    def is_ours(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
+    def take_or_leave(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
         """See `OwnDevice`."""
         self._hear()
         if self._epoch is not None:
@@ -288,8 +288,8 @@ def device_for_loading(leases: Any, rank: int) -> Iterator[None]:
     holder, within = f"sampler {rank}", LEASE_SECONDS + ANSWER_SECONDS
     leases.tell.remote(holder, Process.own())  # who gives it up must know when it is gone
     # What a process before this one asked for may have arrived after its death was told.
-    call = leases.claim.remote(holder, [device_of(rank)], LEASE_SECONDS, anew=True)
-    epoch = answer(call, "buffer", f"waiting for the device of {device_of(rank)} to load the model", within)
+    call = leases.claim.remote(holder, [device_name(rank)], LEASE_SECONDS, anew=True)
+    epoch = answer(call, "buffer", f"waiting for the device of {device_name(rank)} to load the model", within)
     if epoch is None:
         raise ActorDied(f"{holder}: loads no model, as the run is over, or another process has its place")
     try:
