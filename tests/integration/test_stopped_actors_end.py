@@ -13,14 +13,11 @@ from rl_trainer.flow.process_end import Process, started_at
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-class Asked:
-    """Says which process it is."""
-
-    def who(self) -> Process:
-        return Process.own()
-
-
 def test_an_actor_that_is_stopped_is_gone_when_it_is_said() -> None:
+    class Asked:  # in here, so that Ray sends it along
+        def who(self) -> Process:
+            return Process.own()
+
     actor = ray.remote(Asked).options(num_cpus=0).remote()
     process: Process = ray.get(actor.who.remote(), timeout=120)
     os.kill(process.number, signal.SIGSTOP)
