@@ -265,7 +265,7 @@ class PlacementSpec(Model):
     what replan or rltrain run --profile plans. Where the algorithm needs the whole batch a part is the whole step."""
     hand_over: Literal["interrupt", "drain"] = "interrupt"
     """How samplers leave learners' devices: interrupt (between two tokens; unfinished answers go on later, or with samplers
-    that have devices of their own) or drain (when all they have begun is finished)."""
+    that have devices of their own) or drain (when all they have begun is finished, or waits for a tool or a score)."""
     hand_over_at: float | None = Field(default=None, gt=0, le=1)
     """Share of the step's groups that are finished when shared samplers hand over what they have begun to the others; null:
     when learners want the devices, and with auto what replan or rltrain run --profile plans."""
@@ -282,10 +282,10 @@ class PlacementSpec(Model):
     come back, and ten minutes at least."""
 
 
-Way = Literal["objectStore", "collective", "delta", "adapter", "ipc"]
+WeightTransport = Literal["objectStore", "collective", "delta", "adapter", "ipc"]
 """How a version of the weights travels."""
 
-Transport = Literal["auto", Way]
+Transport = Literal["auto", WeightTransport]
 """What a run says of it."""
 
 

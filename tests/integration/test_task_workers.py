@@ -25,6 +25,7 @@ from rl_api.planner.profile import load_profile
 from rl_api.task import TaskSpec
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.payloads import fetch_payloads
+from rl_trainer.flow.worker_group import WorkerGroup
 from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.shared_folder import share_folder
 from rl_trainer.model.tokenizer import load_tokenizer
@@ -32,9 +33,9 @@ from rl_trainer.observe.metrics import METRICS_FILE, read_metrics
 from rl_trainer.observe.timeline import TIMELINE_FILE, read_timeline
 from rl_trainer.placement.places import place_run
 from rl_trainer.rollout.reward_model import RewardModel
+from rl_trainer.rollout.simulator_actor import SimulatorActor
 from rl_trainer.rollout.task_workers import (
     QUEUE_SECONDS,
-    SimulatorActor,
     TaskWorkers,
     WorkerScorer,
     WorkerTarget,
@@ -58,8 +59,11 @@ def pid_of(actor: Any) -> int:
 
 def test_dialogues_go_on_where_they_were_when_a_simulator_is_killed(local_ray: None) -> None:
     spec = TaskSpec.model_validate(TASK.model_dump(by_alias=True))
-    actor = ray.remote(SimulatorActor).options(num_cpus=0.5, max_restarts=-1).remote(spec, None)
-    task = load_task(spec, 1, simulators=[WorkerTarget(actor, "simulator 0", 60.0)])
+    group = WorkerGroup.launch(
+        "simulator", SimulatorActor, {0: (0, spec, None)}, lambda _: {"num_cpus": 0.5, "max_restarts": -1}
+    )
+    actor = group.actors[0]
+    task = load_task(spec, 1, simulators=[WorkerTarget(group, 0, 60.0)])
     start = next(prompt for prompt in map(task.prompt, range(100)) if prompt.text == "0")
     games = [task.environment(start, member) for member in range(3)]
 
@@ -134,7 +138,7 @@ def test_a_run_is_rewarded_by_a_model_whose_worker_is_killed(
 
     def launched(*args: Any) -> TaskWorkers:
         found = launch(*args)
-        workers.extend(found.reward_models)
+        workers.extend(found.reward_models.actors.values())
         return found
 
     def taken(actors: Actors, begin: int, end: int, meanwhile: Any) -> Batch:
@@ -197,7 +201,7 @@ def score_where_ray_has_a_gpu(folder: Path) -> None:
         ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
     placement = place_run(spec, print)
     workers = TaskWorkers.launch(spec, placement.reservation, None, share_folder(folder))
-    (actor,) = workers.reward_models
+    (actor,) = workers.reward_models.actors.values()
     asked = actor.__ray_call__.remote(lambda _: ray.get_gpu_ids())
     assert len(ray.get(asked, timeout=120)) == 1, "the worker has it, and no other actor of the run"
     if not torch.cuda.is_available():
@@ -237,7 +241,8 @@ def test_a_reward_model_that_hangs_is_replaced(
             yield dict.fromkeys(range(len(completions)), 1.0)
 
     actor = ray.remote(Hanging).options(num_cpus=0, max_restarts=-1).remote(tmp_path / "told")
-    scorers = [WorkerScorer(actor, "reward model 0", 0.5, 60.0, notice=1.0) for _ in range(2)]
+    group = WorkerGroup("reward model", [actor])
+    scorers = [WorkerScorer(group, 0, 0.5, 60.0, notice=1.0) for _ in range(2)]
     for scorer in scorers:
         scorer.wait_ready()
     both, following = threading.Barrier(2), WorkerScorer._next

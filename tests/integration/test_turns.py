@@ -207,8 +207,14 @@ def of(spans: list[Span], actor: str, *names: str) -> list[tuple[float, float]]:
     return [(span.start, span.end) for span in spans if span.actor == actor and span.name in names]
 
 
-def test_a_sampler_that_dies_with_a_device_leaves_it_to_who_waits(tmp_path: Path):
-    """Two learner processes need both devices; one of the samplers holds its own, and is killed."""
+@pytest.mark.parametrize(
+    ("stops", "said", "seconds"), [(False, "died", 60.0), (True, "gave no sign of life", 150.0)]
+)
+def test_a_sampler_that_dies_with_a_device_leaves_it_to_who_waits(
+    stops: bool, said: str, seconds: float, tmp_path: Path
+):
+    """Two learner processes need both devices; one of the samplers holds its own, and is killed, or stands still until the
+    driver kills it."""
     files = RunFiles(
         tmp_path,
         placement={"mode": "collocated", "handOver": "drain"},
@@ -216,25 +222,29 @@ def test_a_sampler_that_dies_with_a_device_leaves_it_to_who_waits(tmp_path: Path
         learner={"replicas": 2},
         sampler={"replicas": 2},
         buffer={"maxStaleness": 1},
+        retry={"livenessTimeout": "30s"},
         # What waits goes out first: the prompt is another's before step 3 ends, and trained on in step 4 at the latest.
         stop={"maxSteps": 4},
     )
     (tmp_path / "moody_reward.py").write_text(HELD)
     killed: list[float] = []
+    holders: list[psutil.Process] = []
 
     def kill() -> None:
         holder = psutil.Process(int((tmp_path / "held").read_text()))
         assert "SamplerActor" in "".join(holder.cmdline())
         killed.append(time.time())
-        holder.kill()
+        holders.append(holder)
+        holder.suspend() if stops else holder.kill()
 
     with meanwhile((tmp_path / "held").exists, kill):
         outcome = files.run().assert_well()
-    assert "died and was replaced; its" in outcome.out
+    assert f"{said} and was replaced; its" in outcome.out
+    assert not holders[0].is_running()
     files.assert_nothing_lost_or_twice()
     assert 2 in [prompt for step in files.steps for prompt in step.prompts][: 4 * PROMPTS]
     # A sampler that came first with other prompts may have filled a batch before: learners had a turn then.
     learning = of(read_timeline(files.out / "timeline.json"), "learner 0", "train")
     after = [start for start, end in learning if end > killed[0]]
     assert after, "learners could not begin"
-    assert killed[0] < after[0] < killed[0] + 60.0, "learners could not begin"
+    assert killed[0] < after[0] < killed[0] + seconds, "learners could not begin"

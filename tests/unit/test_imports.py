@@ -59,6 +59,9 @@ LAZY: dict[str, dict[str, set[str]]] = {
         "rl_trainer.model.excerpt": {"rl_trainer.model.decoder", "torch"},
         "rl_trainer.model.resolve": {"rl_trainer.model.presets"},
     },
+    "a worker that sends nothing to others has no torch": {
+        "rl_trainer.flow.worker": {"rl_trainer.flow.parcels"},
+    },
     "Ray is imported while the driver does other things, and its private modules only where they are patched": {
         "rl_trainer.run.local_ray.fork_server": {
             "numpy",
@@ -168,9 +171,17 @@ def test_a_circle_is_found_in_functions_and_annotations_too():
     assert set(circle(graph)) == {"a", "b", "c"}
 
 
-def test_the_driver_has_no_torch():
-    """Of what is imported at the top: torch alone takes more memory than a driver may have."""
-    found, ways = set[str](), [("rl_trainer.driver", "rl_trainer.driver")]
+@pytest.mark.parametrize(
+    ("root", "known"),
+    [
+        ("rl_trainer.driver", {"learner.group", "rollout.fleet", "rollout.task_workers", "run.inputs"}),
+        ("rl_trainer.rollout.simulator_actor", {"flow.worker"}),
+    ],
+)
+def test_the_driver_and_simulators_have_no_torch(root: str, known: set[str]):
+    """Of what is imported at the top: torch alone takes more memory than a driver may have, and there may be many
+    simulators."""
+    found, ways = set[str](), [(root, root)]
     while ways:
         module, way = ways.pop()
         if module in found:
@@ -180,7 +191,7 @@ def test_the_driver_has_no_torch():
             assert late or name.partition(".")[0] not in HEAVY, f"{way} -> {name}"
             if not late and name in SOURCES:
                 ways.append((name, f"{way} -> {name}"))
-    assert {"rl_trainer.learner.group", "rl_trainer.rollout.fleet", "rl_trainer.run.inputs"} <= found
+    assert {f"rl_trainer.{name}" for name in known} <= found
 
 
 @pytest.mark.parametrize("module", SOURCES)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-from rl_api.errors import ActorDied, CheckpointError, RLTrainError
+from rl_api.errors import ActorDied, CheckpointError, DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.actor import BufferActor
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.flow import turns
 from rl_trainer.flow.leases import LEARNERS
-from rl_trainer.flow.turns import SharedDevice, Turn
+from rl_trainer.flow.turns import SharedDevice, Turn, device_for_loading
 from rl_trainer.observe.timeline import SpanRecorder
 
 
@@ -46,7 +48,7 @@ def leases() -> Leases:
     return Leases()
 
 
-def device(leases: Leases, moved: list[str]) -> SharedDevice:
+def device(leases: Leases, moved: list[str], drain: bool = False) -> SharedDevice:
     def leave() -> None:
         moved.append("leave")
 
@@ -54,19 +56,19 @@ def device(leases: Leases, moved: list[str]) -> SharedDevice:
         leases,
         0,
         SpanRecorder("sampler 0"),
-        drain=False,
+        drain=drain,
         wake=lambda: None,
         arrive=lambda: moved.append("arrive"),
         leave=leave,
     )
 
 
-def held(leases: Leases, moved: list[str]) -> SharedDevice:
+def held(leases: Leases, moved: list[str], drain: bool = False) -> SharedDevice:
     """One that has its device, and asks whether it is wanted."""
-    shared = device(leases, moved)
-    assert not shared.is_ours(True, False, bool)
+    shared = device(leases, moved, drain)
+    assert not shared.take_or_leave(True, False, bool)
     leases.answer("claim", 1)
-    assert shared.is_ours(True, False, bool)
+    assert shared.take_or_leave(True, False, bool)
     assert leases.names == ["claim", "wanted"]
     return shared
 
@@ -75,7 +77,7 @@ def test_a_sampler_whose_help_is_not_needed_leaves_where_all_that_it_has_can_mov
     moved: list[str] = []
     shared = held(leases, moved)
     leases.answer("wanted", "done")
-    assert not shared.is_ours(False, True, lambda: True)
+    assert not shared.take_or_leave(False, True, lambda: True)
     assert moved == ["arrive", "leave"]
 
 
@@ -86,19 +88,33 @@ def test_a_sampler_with_what_must_stay_keeps_its_device_though_others_could_do_w
     assert leases.calls[-1][1][-1] == 0, "it asks whether its help is needed"
     leases.answer("wanted", "done")
     for _ in range(200):
-        assert shared.is_ours(True, True, lambda: False)
+        assert shared.take_or_leave(True, True, lambda: False)
         assert not shared.is_waited_for
     assert leases.names == ["claim", "wanted", "wanted"]
     assert leases.calls[-1][1][-1] is None, "it has been told"
     leases.answer("wanted", "wanted")
-    assert not shared.is_ours(True, True, lambda: False), "learners' claims count whatever it has"
+    assert not shared.take_or_leave(True, True, lambda: False), "learners' claims count whatever it has"
     assert moved == ["arrive", "leave"]
+
+
+def test_a_sampler_that_drains_leaves_when_what_it_has_begun_can_only_wait(leases: Leases):
+    """Tools and scores take their time; when they answer it asks for the device again."""
+    moved: list[str] = []
+    shared = held(leases, moved, drain=True)
+    leases.answer("wanted", "wanted")
+    assert shared.take_or_leave(True, True, bool), "it decodes"
+    assert shared.is_waited_for, "nothing new is begun"
+    assert not shared.take_or_leave(True, False, bool), "tickets that it holds are begun later"
+    assert moved == ["arrive", "leave"]
+    leases.answer("give_back", None)
+    assert not shared.take_or_leave(True, True, bool)
+    assert leases.names[-2:] == ["give_back", "claim"]
 
 
 def test_the_end_of_a_sampler_tells_its_reason_and_takes_no_device(leases: Leases):
     moved: list[str] = []
     shared = device(leases, moved)
-    shared.is_ours(True, False, bool)
+    shared.take_or_leave(True, False, bool)
     leases.answer("claim", 7)
     shared.close()
     assert (moved, leases.names) == ([], ["claim", "give_back"])
@@ -196,6 +212,53 @@ def test_devices_of_learners_that_do_not_answer_or_cannot_leave_are_not_given_ba
     with pytest.raises(CheckpointError), turn.taken("writing"):
         raise CheckpointError("the disk is full")
     assert leases.names == ["claim", "claim"]
+
+
+@pytest.mark.parametrize(
+    "error", [ActorDied("learner 0 died"), DeadlineExceeded("learner 0"), KeyboardInterrupt()]
+)
+def test_learners_that_do_not_answer_keep_devices_where_their_tensors_stay_as_well(
+    error: BaseException, leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
+    """Ranks may compute there still."""
+    turn = staying(leases, monkeypatch)
+    with pytest.raises(type(error)), turn.taken("training"):
+        raise error
+    assert leases.names == ["claim"]
+
+
+def test_learners_that_answer_with_an_error_give_devices_back_where_their_tensors_stay_as_well(
+    leases: Leases, monkeypatch: pytest.MonkeyPatch
+):
+    turn = staying(leases, monkeypatch)
+    with pytest.raises(CheckpointError), turn.taken("writing"):
+        raise CheckpointError("the disk is full")
+    assert leases.names == ["claim", "give_back"]
+
+
+def staying(leases: Leases, monkeypatch: pytest.MonkeyPatch) -> Turn:
+    """Of learners whose tensors stay."""
+    monkeypatch.setattr(turns, "answer", lambda *_: None)
+    return Turn(leases, ["learner 0"], lambda *_: 1, SpanRecorder("driver"))
+
+
+@pytest.mark.parametrize("epoch", [7, None])
+def test_a_sampler_that_gets_no_device_loads_nothing(epoch: int | None, monkeypatch: pytest.MonkeyPatch):
+    """The run was over, or the driver gave it up, while it waited."""
+    said = iter([epoch, None])
+    monkeypatch.setattr(turns, "answer", lambda *_: next(said))
+    monkeypatch.setattr(turns, "Process", MagicMock())
+    called: list[str] = []
+
+    class Actor:
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=lambda *_, **__: called.append(name))
+
+    refused = pytest.raises(ActorDied, match=r"^sampler 0: loads no model, as the run is over, or another")
+    with nullcontext() if epoch else refused, device_for_loading(Actor(), 0):
+        called.append("load")
+    # Who it is it says first: whoever gives it up waits until that process is gone.
+    assert called == ["tell", "claim", *(["load", "give_back"] if epoch else [])]
 
 
 def test_learners_that_were_stopped_as_they_arrived_arrive_before_they_go_on(

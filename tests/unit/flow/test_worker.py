@@ -10,13 +10,13 @@ import pytest
 import ray
 import torch
 
-from rl_api.errors import ActorDied
+from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.flow import parcels as module
-from rl_trainer.flow.calls import INLINE_BYTES
+from rl_trainer.flow.calls import DEATH_SECONDS, INLINE_BYTES
 from rl_trainer.flow.parcels import Desk, size_of
 from rl_trainer.flow.ways import choose_way, travelled
 from rl_trainer.flow.worker import Worker
-from rl_trainer.flow.worker_group import Handle, WorkerGroup
+from rl_trainer.flow.worker_group import Handle, Stream, WorkerGroup
 
 
 class Actor:
@@ -51,6 +51,86 @@ def test_a_group_calls_all_of_its_workers_or_one_and_names_them_by_rank(monkeypa
     monkeypatch.setattr(ray, "wait", lambda calls, **_: ([calls[-1]], calls[:-1]))
     with pytest.raises(ActorDied, match=r"^sampler 3 died while sampling: the node ran out of memory"):
         group.all("run").wait("sampling", 5.0)
+
+
+class Company:
+    """Others, of whom those of `ends` end, one at each wait; what is done with them."""
+
+    patience = 5.0
+
+    def __init__(self, *ends: int) -> None:
+        self.ends, self.done = list(ends), list[Any]()
+
+    @property
+    def runs(self) -> dict[Any, int]:
+        return {f"run {rank}": rank for rank in self.ends}
+
+    def look(self) -> None:
+        self.done.append("look")
+
+    def ended(self, rank: int) -> None:
+        self.done.append(("ended", rank))
+        self.ends.remove(rank)
+
+    def check_alive(self, ranks: Any, phase: str) -> None:
+        self.done.append(("check", list(ranks), phase))
+
+
+def test_who_is_in_company_is_looked_after_while_others_are_waited_for(monkeypatch: pytest.MonkeyPatch):
+    company, waited = Company(1, 2), list[Any]()
+
+    def wait(calls: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        waited.append((calls, timeout))
+        # One of them ends, then nothing comes for as long as they are patient, then the answer.
+        return {1: ["run 1"], 2: [], 3: ["call", "run 2"]}[len(waited)], []
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", lambda call, timeout: f"of {call}")
+    handle = Handle.of("buffer", "call")  # type: ignore[arg-type]
+    assert handle.wait("waiting for groups", 3600.0, company=company) == ["of call"]
+    assert waited == [(["call", "run 1", "run 2"], 5.0), *[(["call", "run 2"], 5.0)] * 2]
+    assert company.done == ["look", ("ended", 1), "look", ("check", [2], "waiting for groups"), "look"]
+
+
+def test_a_wait_in_company_has_its_deadline_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: ([], calls))
+    with pytest.raises(DeadlineExceeded, match=r"^buffer: no answer after 0 s while waiting"):
+        Handle.of("buffer", "call").wait("waiting", 0.0, company=Company(1))  # type: ignore[arg-type]
+
+
+class Lives(Actor):
+    """One whose calls have options."""
+
+    def __getattr__(self, method: str) -> Any:
+        plain = super().__getattr__(method).remote
+        return SimpleNamespace(
+            options=lambda **given: SimpleNamespace(remote=lambda *args: (*plain(*args), *given.items()))
+        )
+
+
+def test_a_worker_that_ends_is_asked_again_in_its_next_life_or_is_ended_with_what_it_has_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    actor = Lives("a")
+    group, order = WorkerGroup("simulator", [actor]), list[Any]()
+    assert group.again(0, "ready").call == ("a", "ready", ("max_task_retries", -1))
+    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: order.append((actor, no_restart)))
+    monkeypatch.setattr(ray, "wait", lambda calls, timeout: order.append((calls, timeout)))
+    stream = group.stream(0, "score", 1)
+    assert stream.values == ("a", "score", 1, ("num_returns", "streaming"))
+    group.replace(0, stream)
+    group.replace(0, Handle.of("simulator 0", "call"))  # type: ignore[arg-type]
+    ended = (actor, False)
+    assert order == [ended, ([stream.values], DEATH_SECONDS), ended, (["call"], DEATH_SECONDS)]
+
+
+def test_a_stream_gives_its_values_as_they_come_and_names_who_is_late(monkeypatch: pytest.MonkeyPatch):
+    stream = Stream("reward model 0", iter(["first"]))  # type: ignore[arg-type]
+    monkeypatch.setattr(ray, "wait", lambda calls, timeout: (calls if timeout else [], []))
+    monkeypatch.setattr(ray, "get", lambda call, timeout: f"{call} in {timeout}")
+    with pytest.raises(DeadlineExceeded, match=r"^reward model 0: no answer after 0 s while scoring"):
+        stream.next("scoring", 0.0)
+    assert (stream.next("scoring", 2.0), stream.next("scoring", 2.0)) == ("first in 2.0", None)
 
 
 def test_a_handle_that_is_settled_asks_nobody_what_came_of_it(monkeypatch: pytest.MonkeyPatch):

@@ -106,3 +106,21 @@ def test_a_checkpoint_that_fails_is_given_up_before_learners_leave_their_devices
     with pytest.raises(CheckpointError):
         learners.write(tmp_path, {"weights": "model"})
     assert order == ["give up", "leave"]
+
+
+def test_learners_load_in_a_turn_where_samplers_share_their_devices(monkeypatch: pytest.MonkeyPatch):
+    """Samplers load on the same devices, each when it has a lease."""
+    order: list[str] = []
+
+    class Turns:
+        @contextmanager
+        def taken(self, phase: str, *_: object) -> Iterator[str]:
+            order.append(f"claim for {phase}")
+            yield phase
+            order.append("give back")
+
+    actor = MagicMock()
+    actor.start.remote.side_effect = lambda *_: order.append("start")
+    monkeypatch.setattr(Handle, "wait", lambda *_, **__: order.append("wait"))
+    Learners([actor], RunSpec(), turn=cast(Turn, Turns())).start(shared(GB))
+    assert order == ["claim for loading the model", "start", "wait", "give back"]

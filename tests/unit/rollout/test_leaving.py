@@ -158,7 +158,7 @@ def test_what_a_sampler_said_last_is_heard_though_its_node_is_gone_before_anybod
     monkeypatch.setattr(
         fleet.ray, "wait", lambda calls, timeout: ([one for one in calls if end and one == "run 0"], [])
     )
-    samplers._look()
+    samplers.look()
     assert warned == says
     assert sorted(samplers._samplers) == [1]
     assert groups == {}

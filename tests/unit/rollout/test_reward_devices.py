@@ -11,10 +11,10 @@ import pytest
 import torch
 from scored import scored
 
-import rl_trainer.rollout.task_workers as task_workers
 from rl_api.errors import ActorDied, RLTrainError
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.task import RewardModelSpec
+from rl_trainer.flow.worker_group import Handle, WorkerGroup
 from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.rollout.reward_actor import RewardModelActor
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def actor_with(gpus: list[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> RewardModelActor:
     """One to which Ray has given these GPUs."""
     monkeypatch.setattr("ray.get_gpu_ids", lambda: gpus)
-    return RewardModelActor(JUDGE, SharedFolder(folder, "", "", (), 0))
+    return RewardModelActor(0, JUDGE, SharedFolder(folder, "", "", (), 0))
 
 
 def values(actor: RewardModelActor) -> list[float | str]:
@@ -103,17 +103,21 @@ class Worker:
         return "asked"
 
 
+def simulators() -> WorkerGroup:
+    return WorkerGroup("simulator", [Worker()])
+
+
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Deadlines in seconds for what workers do until they are there; they die at all else."""
     limits: list[float] = []
 
-    def answer(call: Any, name: str, phase: str, limit: float) -> None:
+    def wait(handle: Handle, phase: str, timeout: float) -> None:
         if not phase.startswith("loading"):
-            raise ActorDied(name)
-        limits.append(limit)
+            raise ActorDied(phase)
+        limits.extend(timeout for _ in handle.calls)
 
-    monkeypatch.setattr(task_workers, "answer", answer)
+    monkeypatch.setattr(Handle, "wait", wait)
     return limits
 
 
@@ -132,7 +136,9 @@ def test_workers_may_be_away_for_as_long_as_pods_may_take_to_be_placed(
         None,
     )
     model = SharedFolder(Path(), "", "", (), size=10**9)
-    workers = replace(launched, simulators=(Worker(),), reward_models=(Worker(),), opened=model)
+    workers = replace(
+        launched, simulators=simulators(), reward_models=WorkerGroup("reward model", [Worker()]), opened=model
+    )
     workers.wait_ready()
     assert waited == [seconds, seconds + 20.0]
     waited.clear()
@@ -152,9 +158,9 @@ def test_a_batch_is_waited_for_longer_than_workers_may_be_away(waited: list[floa
     alone = RunSpec.model_validate(about | {"task": {"environment": "reasoning-gym", "name": "chain_sum"}})
     task = {"environment": "tool-use", "name": "calculator", "simulators": {}}
     spec = RunSpec.model_validate(about | {"task": task})
-    replace(TaskWorkers.launch(alone, MagicMock(), None), simulators=(Worker(),)).wait_ready()
+    replace(TaskWorkers.launch(alone, MagicMock(), None), simulators=simulators()).wait_ready()
     buffer, samplers = MagicMock(), MagicMock()
     Actors(spec, buffer, MagicMock(), samplers, MagicMock(), MagicMock()).next_part(0, 1, lambda: False)
-    (at_buffer, *_), (*_, here, _) = buffer.actor.take.remote.call_args.args, samplers.wait_for.call_args.args
+    (at_buffer, *_), (*_, here, _) = buffer.take_ref.call_args.args, samplers.wait_for.call_args.args
     assert waited == [3 * 3600.0]
     assert here > at_buffer > waited[0]

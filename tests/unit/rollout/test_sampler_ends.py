@@ -14,10 +14,12 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+import ray
 
 from rl_api.errors import ActorDied, DeadlineExceeded, InvalidConfig
 from rl_trainer.buffer.actor import Acquired
 from rl_trainer.buffer.groups import Ticket
+from rl_trainer.flow import worker_group
 from rl_trainer.flow.pulse import START_SECONDS, Pulse, Watch
 from rl_trainer.flow.turns import OwnDevice
 from rl_trainer.rollout import actor as actor_module
@@ -27,9 +29,16 @@ from rl_trainer.rollout.delivery import Delivery
 from rl_trainer.rollout.evaluation import Evaluation, Evaluations
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent
+from rl_trainer.rollout.launching import SamplerLauncher
 from rl_trainer.rollout.measuring import Stretch
 from rl_trainer.rollout.supply import Supply
 from rl_trainer.tasks import Prompt
+
+
+def set_answer(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]) -> None:
+    """What a call says, to whoever waits for it."""
+    for module in (fleet, worker_group):
+        monkeypatch.setattr(module, "answer", answer)
 
 
 class Knows(Watch):
@@ -202,7 +211,7 @@ def test_a_loop_that_has_ended_is_not_waited_for_again(monkeypatch: pytest.Monke
         return (["run 0"], []) if len(waited) == 1 else (["batch"], [])
 
     monkeypatch.setattr(fleet.ray, "wait", wait)
-    monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
+    set_answer(monkeypatch, lambda call, *_: call)
     assert samplers.wait_for("batch", "buffer", "waiting for a batch", 10.0) == "batch"
     assert waited == [["batch", "run 0", "run 1"], ["batch", "run 1"]]
 
@@ -211,7 +220,7 @@ def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends
     monkeypatch: pytest.MonkeyPatch,
 ):
     samplers: Any = Samplers.__new__(Samplers)
-    samplers._elasticity, samplers._restarts, samplers._data = None, 0, None
+    samplers._elasticity, samplers._restarts = None, 0
     samplers._samplers = {rank: SamplerHandle(None, f"run {rank}", None, "node", 0.0) for rank in (0, 1)}  # type: ignore[arg-type]
     silent = iter([{"sampler 1", "sampler 7"}, {"learner 0"}])
     samplers._watch = Knows(lambda: next(silent))
@@ -235,7 +244,7 @@ def test_a_sampler_that_stands_still_counts_as_dead_and_a_learner_that_does_ends
 def stopped_sampler(monkeypatch: pytest.MonkeyPatch, limit: int) -> Any:
     """Two samplers, of which 0 stands still; who is started in its place answers, as 1 does."""
     samplers: Any = Samplers.__new__(Samplers)
-    samplers._elasticity, samplers._restarts, samplers._gave_up, samplers._data = None, 0, False, None
+    samplers._elasticity, samplers._restarts, samplers._gave_up = None, 0, False
     samplers._spec, samplers._failures, samplers._model = (
         SimpleNamespace(retry=SimpleNamespace(limit=limit)),
         {},
@@ -270,7 +279,7 @@ def stopped_sampler(monkeypatch: pytest.MonkeyPatch, limit: int) -> Any:
         ], []
 
     monkeypatch.setattr(fleet, "share_folder", lambda path: path)
-    monkeypatch.setattr(fleet, "answer", answer)
+    set_answer(monkeypatch, answer)
     monkeypatch.setattr(fleet.ray, "kill", lambda actor: killed.append(actor.name))
     monkeypatch.setattr(fleet.ray, "wait", wait)
     return samplers
@@ -306,14 +315,12 @@ def test_the_only_sampler_that_stands_still_as_it_loads_is_replaced_before_an_ev
 def test_a_sampler_is_expected_before_its_process_is_there(monkeypatch: pytest.MonkeyPatch):
     happened: list[tuple[Any, ...]] = []
     buffer = SimpleNamespace(expect=SimpleNamespace(remote=lambda *told: happened.append(told)))
-    samplers: Any = Samplers.__new__(Samplers)
-    for name in ("_buffer", "_search", "_data", "_workers", "_placement"):
-        setattr(samplers, name, MagicMock())
-    samplers._watch, samplers._spec = Watch(Pulse(buffer, 60.0)), SimpleNamespace(shared_samplers=0)
     remote = MagicMock()
     remote.options().remote = lambda rank, *_: happened.append(("launched", rank)) or MagicMock()
     monkeypatch.setattr(fleet.ray, "remote", lambda _: remote)
-    samplers._launch(3, None, MagicMock())
+    watch, spec = Watch(Pulse(buffer, 60.0)), SimpleNamespace(shared_samplers=0)
+    given: list[Any] = [MagicMock() for _ in range(5)]
+    SamplerLauncher(cast(Any, spec), *given, watch).launch(3, None, MagicMock())
     assert happened == [("sampler 3", START_SECONDS), ("launched", 3)]
 
 
@@ -336,7 +343,7 @@ def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyP
     )
     samplers._samplers = {0: SamplerHandle(actor, "run 0", None, "node", 0.0)}  # type: ignore[arg-type]
     monkeypatch.setattr(fleet, "share_folder", lambda path: path)
-    monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
+    set_answer(monkeypatch, lambda call, *_: call)
     monkeypatch.setattr(fleet.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(fleet.ray, "kill", lambda actor: None)
 
@@ -359,6 +366,62 @@ def test_a_replacement_has_the_start_timeout_to_load(monkeypatch: pytest.MonkeyP
         samplers.wait_for("batch", "buffer", "waiting for a batch", 3600.0)
     assert 600 < clock[0] < 620
     assert len(warned) == 2
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(
+    "error",
+    [
+        SamplerSilent("sampler 0: no sign of life"),
+        ActorDied("sampler 0 did not load within 300 s"),
+        ActorDied("sampler 0 was cut off"),
+    ],
+)
+def test_the_device_of_a_sampler_that_is_killed_goes_to_others_when_its_process_is_gone(
+    error: ActorDied, ends: bool, monkeypatch: pytest.MonkeyPatch
+):
+    order, samplers = killed_sampler(error, monkeypatch, ends=ends)
+    if ends:
+        assert samplers._end(0) == 2
+        assert order == ["kill", "gone", "release"]
+        return
+    with pytest.raises(DeadlineExceeded, match=r"^sampler 0: its process was killed, but is not known to"):
+        samplers._end(0)
+    assert order == ["kill", "gone"], "nobody gets its device"
+    assert samplers._gave_up
+
+
+def test_for_a_sampler_whose_process_is_gone_or_has_no_device_nobody_waits(monkeypatch: pytest.MonkeyPatch):
+    died = ActorDied("sampler 0 died")
+    died.__cause__ = ray.exceptions.ActorDiedError()
+    silent = SamplerSilent("sampler 0: no sign of life")
+    for error, shares, told in ((died, True, True), (silent, False, True), (silent, True, False)):
+        order, samplers = killed_sampler(error, monkeypatch, shares=shares, told=told)
+        assert samplers._end(0) == 2
+        assert order == ["kill", "release"]
+
+
+def killed_sampler(
+    error: ActorDied,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ends: bool = True,
+    shares: bool = True,
+    told: bool = True,
+) -> tuple[list[str], Any]:
+    """What happens, and samplers of which 0 is given up with `error`. `ends`: its process, when it is killed; `told`: which
+    one that is."""
+    order: list[str] = []
+    samplers: Any = Samplers.__new__(Samplers)
+    samplers._samplers = {0: SamplerHandle(None, cast(Any, "run"), None, "node", 0.0, shares, error=error)}
+    samplers._gave_up = False
+    process = SimpleNamespace(end=lambda: order.append("gone") or ends)
+    samplers._buffer = SimpleNamespace(
+        release=lambda rank: order.append("release") or [5, 6],
+        told=lambda name: process if told and name == "sampler 0" else None,
+    )
+    monkeypatch.setattr(fleet.ray, "kill", lambda actor: order.append("kill"))
+    return order, samplers
 
 
 def test_a_sampler_that_waits_for_the_device_to_load_on_does_not_load_yet(monkeypatch: pytest.MonkeyPatch):
@@ -460,7 +523,7 @@ def test_an_evaluation_whose_samplers_ended_with_the_buffer_ends_as_well(monkeyp
 
     monkeypatch.setattr(fleet.ray, "wait", lambda calls, timeout: (["run 0", "run 1"], []))
     monkeypatch.setattr(fleet.ray, "kill", MagicMock())
-    monkeypatch.setattr(fleet, "answer", ended)
+    set_answer(monkeypatch, ended)
     monkeypatch.setattr(
         samplers, "_wait_for_one", MagicMock(side_effect=[[0, 1], AssertionError("waits for nobody")])
     )

@@ -14,7 +14,7 @@ from rl_api import RunSpec
 from rl_api.errors import CheckpointError
 from rl_trainer.algorithms.advantages import AdvantageStats
 from rl_trainer.buffer.actor import Batch
-from rl_trainer.rollout import fleet
+from rl_trainer.flow import worker_group
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.run import session as session_module
 from rl_trainer.run.checkpoints import Checkpoints
@@ -83,15 +83,15 @@ def test_it_is_ended_while_the_next_batch_is_awaited(monkeypatch: pytest.MonkeyP
         waits.append(timeout)
         return (calls, []) if len(waits) == 3 else ([], calls)
 
-    monkeypatch.setattr(fleet, "ray", SimpleNamespace(wait=wait))
-    monkeypatch.setattr(fleet, "answer", lambda call, *_: call)
+    monkeypatch.setattr(worker_group, "ray", SimpleNamespace(wait=wait))
+    monkeypatch.setattr(worker_group, "answer", lambda call, *_: call)
     session.actors.next_part = lambda begin, end, meanwhile: samplers.wait_for(
         "batch", "buffer", "x", 9e9, meanwhile
     )
     assert list(session.parts()) == ["batch"]
     assert [one.step for one in session.shown] == [3]
     assert session.counters.checkpointed_step == 3
-    assert waits[0] == fleet.MEANWHILE_SECONDS
+    assert waits[0] == worker_group.MEANWHILE_SECONDS
     assert min(waits[1:]) > 1e9, "nothing is left to look for"
 
 

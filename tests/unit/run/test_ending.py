@@ -92,3 +92,25 @@ def test_samplers_are_known_before_they_are_waited_for(monkeypatch: pytest.Monke
     with pytest.raises(DeadlineExceeded):
         Actors.start(*given, begun=begun.append)
     assert begun == [samplers.return_value]
+
+
+@pytest.mark.parametrize("residency", ["keep", "swap"])
+def test_learners_take_turns_before_they_load_or_are_alone(
+    residency: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With keep they load beside samplers, which are there by then; with swap before anybody else is."""
+    for name in ("share_folder", "Buffer", "BufferConfig", "Pulse", "Watch", "Broadcasts", "Turn"):
+        monkeypatch.setattr(actors_module, name, MagicMock())
+    monkeypatch.setattr(actors_module, "TaskWorkers", MagicMock())
+    order: list[str] = []
+    learners = MagicMock(turn=None)
+    learners.start.side_effect = lambda *_: order.append("alone" if learners.turn is None else "in a turn")
+    launch = MagicMock(side_effect=lambda *_, **__: order.append("samplers") or MagicMock())
+    monkeypatch.setattr(actors_module, "Learners", MagicMock(launch=lambda *_: learners))
+    monkeypatch.setattr(actors_module, "Samplers", launch)
+    given: list[Any] = [MagicMock() for _ in range(8)]
+    given[0].retry.liveness_timeout.seconds, given[0].shared_samplers = 60.0, 1
+    given[0].placement.residency = residency
+    given[4].learner_gpus, given[4].samplers = 0, 1
+    Actors.start(*given)
+    assert order == (["samplers", "in a turn"] if residency == "keep" else ["alone", "samplers"])

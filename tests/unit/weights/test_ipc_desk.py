@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rl_trainer.weights.transports import ipc_desk
-from rl_trainer.weights.transports.ipc_desk import Desk, NotLent, lease
+from rl_trainer.weights.transports.ipc_desk import LendingDesk, NotLent, lease
 
 
 class Slow:
@@ -57,7 +57,7 @@ def test_without_descriptors_the_desk_waits_before_it_looks_again(
 
     monkeypatch.setattr(ipc_desk, "time", SimpleNamespace(sleep=slept.append), raising=False)
     desk: Any = SimpleNamespace(_door=SimpleNamespace(accept=refuse))
-    Desk._let_in(desk)
+    LendingDesk._let_in(desk)
     assert len(slept) == pauses
     assert all(0.001 <= one <= 1 for one in slept)
 
@@ -104,7 +104,7 @@ def test_who_finds_others_before_the_door_waits_with_them(full: socket.socket) -
 
 
 def test_a_version_is_there_until_its_memory_is_given_back_and_meanwhile_others_are_lent() -> None:
-    desk = Desk()
+    desk = LendingDesk()
     slow, other = Slow(), Slow()
     desk.add(1, slow, lambda: False)
     desk.add(2, other, lambda: True)
@@ -126,7 +126,7 @@ def test_a_version_is_there_until_its_memory_is_given_back_and_meanwhile_others_
 
 
 def test_what_is_being_given_back_is_lent_to_nobody() -> None:
-    desk = Desk()
+    desk = LendingDesk()
     slow = Slow()
     desk.add(1, slow, lambda: False)
     dropping = threading.Thread(target=desk.drop_before, args=[2])
@@ -139,7 +139,7 @@ def test_what_is_being_given_back_is_lent_to_nobody() -> None:
 
 
 def test_memory_that_a_device_has_not_given_back_is_asked_for_again() -> None:
-    desk = Desk()
+    desk = LendingDesk()
     failures = [RuntimeError("CUDA has not given memory given back")]
 
     def close() -> None:

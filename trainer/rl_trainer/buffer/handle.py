@@ -100,6 +100,10 @@ class Buffer:
         """Whether it waits for a device that it shares."""
         return cast(bool, self._answer(self.actor.waits.remote(holder), "looking who waits for a device"))
 
+    def told(self, name: str) -> Any:
+        """The last that the actor of this name has told unasked; None: nothing."""
+        return self._answer(self.actor.told.remote(), "looking what was told").get(name)
+
     def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """Give a group up for good; the reason is counted. False if the sampler no longer holds it."""
         return cast(bool, self._answer(self.actor.drop.remote(sampler, group_id, reason), "dropping a group"))
@@ -108,9 +112,13 @@ class Buffer:
         """Publish weights (usually `[reference]`) under the next version."""
         self._answer(self.actor.publish.remote(version, weights), "publishing weights")
 
+    def take_ref(self, timeout: float, begin: int = 0, end: int | None = None) -> Any:
+        """See `take`."""
+        return self.actor.take.remote(timeout, begin, end)
+
     def take(self, timeout: float, begin: int = 0, end: int | None = None) -> Batch:
         """The next batch, or the one still under lease, or a part of it. Raises DeadlineExceeded saying what is missing."""
-        ref = self.actor.take.remote(timeout, begin, end)
+        ref = self.take_ref(timeout, begin, end)
         return cast(Batch, self.result(ref, "taking a batch", timeout + ANSWER_SECONDS))
 
     def finish_step(self, step: int, version: int | None, weights: Any) -> dict[str, Any]:

@@ -46,10 +46,7 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
     try:
         return ray.get(call, timeout=timeout)
     except GetTimeoutError:
-        raise DeadlineExceeded(
-            f"{actor}: no answer after {timeout:.0f} s while {phase}; look for a node that is overloaded, out of memory "
-            f"or unreachable, then {RESUME_HINT}"
-        ) from None
+        raise no_answer(actor, phase, timeout or 0.0) from None
     except DEATHS as error:
         raise _death(error, actor, phase) from error
     except RayTaskError as error:
@@ -62,6 +59,14 @@ def answer(call: ray.ObjectRef[Any], actor: str, phase: str, timeout: float | No
         ) from error
     except RayError as error:
         raise _lost(error, actor, phase) from error
+
+
+def no_answer(actor: str, phase: str, timeout: float) -> DeadlineExceeded:
+    """What is said where `actor` has not answered in so many seconds."""
+    return DeadlineExceeded(
+        f"{actor}: no answer after {timeout:.0f} s while {phase}; look for a node that is overloaded, out of memory "
+        f"or unreachable, then {RESUME_HINT}"
+    )
 
 
 def check_alive(watch: Watch, actors: Collection[str], phase: str) -> None:

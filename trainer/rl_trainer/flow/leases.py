@@ -23,8 +23,8 @@ LEARNERS = "learners"
 """All learner processes together are one holder."""
 
 
-def device_of(rank: int) -> str:
-    """The device on which a learner process computes."""
+def device_name(rank: int) -> str:
+    """What leases call the device on which the learner process of this rank computes: as that process is called."""
     return f"learner {rank}"
 
 

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
 from rl_trainer.flow.calls import answer
-from rl_trainer.flow.leases import LEARNERS, Wish, device_of
+from rl_trainer.flow.leases import LEARNERS, Wish, device_name
+from rl_trainer.flow.process_end import Process
 from rl_trainer.observe.timeline import SpanRecorder
 
 # For devices that somebody works on: as long as for a batch or an update.
@@ -106,9 +107,9 @@ class Turn:
             self._leave()
 
     def _has_left_after(self, error: BaseException) -> bool:
-        """Whether the devices are free for others now: never where learners do not answer, whose tensors may be there."""
+        """Whether the devices are free for others now: never where learners do not answer, who may compute there still."""
         answered = isinstance(error, Exception) and not isinstance(error, (ActorDied, DeadlineExceeded))
-        if self._leave is not None and not answered:
+        if not answered:
             return False
         try:
             self._go()
@@ -125,12 +126,13 @@ class OwnDevice:
         """Whether somebody else has it, or wants it: nothing new is begun."""
         return False
 
-    def is_ours(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
-        """Whether the sampler may compute now.
+    def take_or_leave(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
+        """Asks for the device, or leaves it, where it is time to; whether the sampler may compute now.
 
         Args:
             needed: whether there is anything to compute; without, others may have the device.
-            begun: whether something is under way that is finished first where others are waited for with patience.
+            begun: whether something that is under way can go on now, for which others wait with `drain`; what waits itself,
+                for a tool or a score, keeps nobody from the device.
             moves: whether others go on with all that is needed. Else it is computed here though others could have done:
                 who left would ask for the device again at once.
         """
@@ -161,13 +163,13 @@ class SharedDevice(OwnDevice):
             leases: the actor that keeps them.
             rank: the sampler's; its device is that of the learner process of this rank.
             spans: gets the time of waiting.
-            drain: finish what is begun where others want it, else leave at once.
+            drain: where others want it, go on with what is begun for as long as any of it can, else leave at once.
             wake: called from another thread when there is something new.
             arrive, leave: called once the device is the sampler's, and before it is others'.
             timeout: seconds to wait for it.
         """
         self._leases, self._rank, self._spans = leases, rank, spans
-        self._holder, self._device = f"sampler {rank}", device_of(rank)
+        self._holder, self._device = f"sampler {rank}", device_name(rank)
         self._drain, self._wake, self._timeout = drain, wake, timeout
         self._arrive, self._leave = arrive, leave
         self._epoch: int | None = None
@@ -182,7 +184,7 @@ class SharedDevice(OwnDevice):
         """See `OwnDevice`."""
         return self._claim is not None or self._wanted or self._left
 
-    def is_ours(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
+    def take_or_leave(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
         """See `OwnDevice`."""
         self._hear()
         if self._epoch is not None:
@@ -280,14 +282,17 @@ def sampler_device(
 def device_for_loading(leases: Any, rank: int) -> Iterator[None]:
     """Within the block sampler `rank`, whose loop has not begun, has the device that it shares; waits for it.
 
-    Raises as `answer` does; DeadlineExceeded names who has it.
+    Raises as `answer` does; DeadlineExceeded names who has it; ActorDied: it gets none, as the run is over or the driver has
+    given this process up.
     """
     holder, within = f"sampler {rank}", LEASE_SECONDS + ANSWER_SECONDS
+    leases.tell.remote(holder, Process.own())  # who gives it up must know when it is gone
     # What a process before this one asked for may have arrived after its death was told.
-    call = leases.claim.remote(holder, [device_of(rank)], LEASE_SECONDS, anew=True)
-    epoch = answer(call, "buffer", f"waiting for the device of {device_of(rank)} to load the model", within)
+    call = leases.claim.remote(holder, [device_name(rank)], LEASE_SECONDS, anew=True)
+    epoch = answer(call, "buffer", f"waiting for the device of {device_name(rank)} to load the model", within)
+    if epoch is None:
+        raise ActorDied(f"{holder}: loads no model, as the run is over, or another process has its place")
     try:
         yield
     finally:
-        if epoch is not None:
-            answer(leases.give_back.remote(holder, epoch), "buffer", "giving a device back", ANSWER_SECONDS)
+        answer(leases.give_back.remote(holder, epoch), "buffer", "giving a device back", ANSWER_SECONDS)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from rl_trainer.flow.parcels import SEND_SECONDS, Desk, Parcel
 from rl_trainer.flow.ways import Way, travelled
 from rl_trainer.observe.timeline import SpanRecorder
+
+if TYPE_CHECKING:
+    from rl_trainer.flow.parcels import Desk, Parcel
 
 
 class Worker:
@@ -18,7 +21,12 @@ class Worker:
         self.name = name
         self.spans = SpanRecorder(name)
         self.device = "cpu"  # of what comes point to point
-        self._desk = Desk(name)
+
+    @cached_property
+    def _desk(self) -> Desk:
+        from rl_trainer.flow.parcels import Desk
+
+        return Desk(self.name)
 
     def offload(self) -> int:
         """Gives the memory of what its device holds back, until `onload`; how many bytes. A second call does nothing."""
@@ -58,7 +66,8 @@ class Worker:
             said |= travelled([parcel.way], parcel.size)
         return parcel
 
-    def recv(self, parcel: Parcel, timeout: float = SEND_SECONDS) -> Any:
-        """What another worker has sent; see `Desk.receive`."""
+    def recv(self, parcel: Parcel, timeout: float | None = None) -> Any:
+        """What another worker has sent; see `Desk.receive`, which knows how long it waits."""
+        limit = {} if timeout is None else {"timeout": timeout}
         with self.spans.span("recv", source=parcel.source, **travelled([parcel.way], parcel.size)):
-            return self._desk.receive(parcel, timeout, self.device)
+            return self._desk.receive(parcel, device=self.device, **limit)

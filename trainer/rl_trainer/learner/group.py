@@ -66,18 +66,15 @@ class Learners:
     ) -> Learners:
         """Starts the processes; returns at once. `search`: folder in which the user's modules are looked for first; `watch`:
         knows who stands still."""
-        remote = ray.remote(named_class("rl_trainer.learner.actor", "LearnerActor"))
-        ranks = spec.learner.ranks
-        if watch is not None:
-            for rank in range(ranks):
-                watch.pulse.expect(f"learner {rank}")
-        actors = [
-            remote.options(**reservation.options(f"learner {rank}")).remote(
-                rank, ranks, spec, search, None if watch is None else watch.pulse
-            )
-            for rank in range(ranks)
-        ]
-        return cls(actors, spec, watch=watch)
+        ranks, pulse = spec.learner.ranks, None if watch is None else watch.pulse
+        workers = WorkerGroup.launch(
+            "learner",
+            named_class("rl_trainer.learner.actor", "LearnerActor"),
+            {rank: (rank, ranks, spec, search, pulse) for rank in range(ranks)},
+            lambda rank: reservation.options(f"learner {rank}"),
+            watch,
+        )
+        return cls([*workers.actors.values()], spec, watch=watch)
 
     @property
     def workers(self) -> WorkerGroup:
@@ -92,8 +89,8 @@ class Learners:
         address = None
         if len(self.actors) > 1:
             address = self._first("rendezvous", "starting", START_TIMEOUT)
-        handle = self.workers.all("start", folder, address)
-        handle.wait("loading the model", timeout, beside=beside)
+        with self._turn("loading the model") as phase:
+            self.workers.all("start", folder, address).wait(phase, timeout, beside=beside)
 
     def start_reinforcement(self) -> None:
         """See `LearnerActor.start_reinforcement`."""

@@ -220,7 +220,7 @@ class SamplerActor(Worker):
             self._meter.look(self.rollouts)
             begun = self.rollouts.may_advance
             needed = bool(begun or self._supply.held or self._evaluations.waits)
-            ours = self._device.is_ours(needed, begun, self._can_move)
+            ours = self._device.take_or_leave(needed, begun, self._can_move)
             if ours and not self._device.is_waited_for:
                 self._start_what_may_start()
             # Last of all before it waits: an answer that brought nothing to do must not be waited on.

@@ -14,8 +14,7 @@ from rl_api import RunSpec
 from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.handle import Buffer
 from rl_trainer.error_text import RESUME_HINT
-from rl_trainer.flow.calls import MEANWHILE_SECONDS, answer
-from rl_trainer.flow.named_class import named_class
+from rl_trainer.flow.calls import answer
 from rl_trainer.flow.pulse import Watch
 from rl_trainer.flow.worker_group import Handle, WorkerGroup
 from rl_trainer.model.shared_folder import SharedFolder, share_folder
@@ -24,6 +23,7 @@ from rl_trainer.placement.groups import Reservation
 from rl_trainer.placement.places import Placement, nodes_of
 from rl_trainer.rollout.answers import scored
 from rl_trainer.rollout.handle import SamplerHandle, SamplerLeft, SamplerSilent, seat_of, start_timeout
+from rl_trainer.rollout.launching import SamplerLauncher, wait_for_end
 from rl_trainer.rollout.task_workers import TaskWorkers
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
@@ -67,12 +67,12 @@ class Samplers:
             watch: knows who stands still.
             workers: of the task.
         """
-        self._workers = workers
         self._watch = watch
         self._spec, self._buffer = spec, buffer
         self._model = model if model.uri else model.path
-        self._placement, self._search, self._tell, self._warn = placement, search, tell, warn
-        self._data = ray.put(data)
+        self._placement, self._tell, self._warn = placement, tell, warn
+        launcher = SamplerLauncher(spec, buffer, placement, search, ray.put(data), workers, watch)
+        self._launch = launcher.launch
         self._elasticity = placement.elasticity
         self._places = placement.places
         self._start_timeout = start_timeout(spec, model.size)
@@ -150,36 +150,16 @@ class Samplers:
     ) -> Any:
         """The result of `call`; meanwhile samplers that die are replaced, and others join where nodes come for them.
 
-        `meanwhile` is called at once, and every `MEANWHILE_SECONDS` for as long as it asks for that; what it raises ends the
-        wait.
+        `meanwhile`: see `Handle.wait`.
 
         Raises:
             ActorDied: samplers died more than `retry.limit` times since the last call that was answered.
             DeadlineExceeded: no result after `timeout` seconds, or too few samplers for too long.
             RLTrainError: a sampler or the actor itself gave up with this sentence.
         """
-        deadline = time.monotonic() + timeout
-        again = True
-        while True:
-            self._look()
-            again = again and meanwhile()
-            patience = min(self._patience, MEANWHILE_SECONDS) if again else self._patience
-            left = max(0.0, deadline - time.monotonic())
-            alive = {rank: one for rank, one in self._samplers.items() if one.died is None and not one.ended}
-            runs = {one.run: rank for rank, one in alive.items()}
-            done, _ = ray.wait([call, *runs], timeout=min(left, patience))
-            if call in done:
-                result = answer(call, actor, phase, 60.0)
-                self._restarts = 0
-                return result
-            if not done and time.monotonic() >= deadline:
-                raise DeadlineExceeded(
-                    f"{actor}: no answer after {timeout:.0f} s while {phase}; {RESUME_HINT}"
-                )
-            if not done:
-                self._check_alive(alive, phase)
-            for run in done:
-                self._ended(runs[run])
+        result = Handle.of(actor, call).wait(phase, timeout, meanwhile, company=self)[0]
+        self._restarts = 0
+        return result
 
     def evaluate(
         self,
@@ -215,7 +195,8 @@ class Samplers:
             part, asked = parts[rank], rank
             while True:
                 try:
-                    found[part] = self._evaluated(asked, call)
+                    name = f"sampler {asked}"
+                    found[part] = self.wait_for(call, name, "evaluating", EVALUATION_TIMEOUT + 60)
                     break
                 except ActorDied as error:
                     self._lost(asked, one, error)
@@ -224,20 +205,16 @@ class Samplers:
                 one, call = self._samplers[asked], ask(asked, prompts[part])
         return scored([one for one in found if one is not None], self._warn)
 
-    def _evaluated(self, rank: int, call: ray.ObjectRef[list[Answer]]) -> list[Answer]:
-        part: list[Answer] = self.wait_for(call, f"sampler {rank}", "evaluating", EVALUATION_TIMEOUT + 60)
-        return part
-
     def _wait_for_one(self) -> list[int]:
-        """The ranks that take part, as soon as there is one. Where all were lost, `_look` keeps the deadline."""
+        """The ranks that take part, as soon as there is one. Where all were lost, `look` keeps the deadline."""
         deadline = time.monotonic() + self._start_timeout + EVALUATION_TIMEOUT
         while not self.ready:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"samplers: none is left to evaluate; {RESUME_HINT}")
             ready = [one.ready for one in self._loading.values()]
             ray.wait(ready, timeout=LOOK_SECONDS) if ready else time.sleep(LOOK_SECONDS)
-            self._check_alive(self._loading, "waiting for a sampler that evaluates")
-            self._look()
+            self.check_alive(self._loading, "waiting for a sampler that evaluates")
+            self.look()
         return self.ready
 
     @property
@@ -247,21 +224,29 @@ class Samplers:
             rank: one for rank, one in self._samplers.items() if one.ready is not None and one.died is None
         }
 
+    # -- who is looked after while others are waited for: a `Company` -----------------------------------------------
+
     @property
-    def _patience(self) -> float:
+    def runs(self) -> dict[ray.ObjectRef[Any], int]:
+        """See `Company.runs`: of those that live."""
+        there = self._samplers.items()
+        return {one.run: rank for rank, one in there if one.died is None and not one.ended}
+
+    @property
+    def patience(self) -> float:
         """Seconds to wait before somebody is looked for: nodes that come and go, who loads, or who stands still."""
         nodes = LOOK_SECONDS if self._elasticity or self._loading else math.inf
         return min(nodes, self._watch.pulse.every) if self._watch is not None else nodes
 
-    def _check_alive(self, samplers: Iterable[int], phase: str) -> None:
-        """Replaces those of `samplers` that stand still.
+    def check_alive(self, ranks: Iterable[int], phase: str) -> None:
+        """Replaces those of these ranks that stand still.
 
         Raises:
             DeadlineExceeded: it is the buffer or a learner.
         """
         if self._watch is None:
             return
-        silent, ours = self._watch.look(), {f"sampler {rank}": rank for rank in samplers}
+        silent, ours = self._watch.look(), {f"sampler {rank}": rank for rank in ranks}
         for actor in sorted(name for name in silent if not name.startswith("sampler ")):
             raise DeadlineExceeded(self._watch.silence(actor, phase))
         for actor in sorted(silent & ours.keys()):
@@ -277,22 +262,6 @@ class Samplers:
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
-    def _launch(self, rank: int, node: str | None, model: SharedFolder) -> SamplerHandle:
-        # Five threads: the loop, two calls of the driver, a broadcast, and one of before that is about to give up.
-        remote = ray.remote(named_class("rl_trainer.rollout.actor", "SamplerActor")).options(
-            max_concurrency=5, **self._placement.sampler(rank)
-        )
-        others = self._placement.other_pods(rank)
-        if self._watch is not None:
-            self._watch.pulse.expect(f"sampler {rank}")
-        actor = remote.remote(
-            rank, self._spec, model, self._buffer, self._search, self._data, others, self._workers
-        )
-        worker = WorkerGroup("sampler", {rank: actor})
-        ready, run = worker.one(rank, "ready").call, worker.one(rank, "run").call
-        shares = rank < self._spec.shared_samplers
-        return SamplerHandle(actor, run, ready, node or "lost meanwhile", time.monotonic(), shares)
-
     def _died(self, rank: int, error: ActorDied) -> None:
         """The process of a sampler is gone. Perhaps its node is as well, of which Ray may hear a little later."""
         one = self._samplers[rank]
@@ -304,7 +273,7 @@ class Samplers:
         if isinstance(error, SamplerLeft):
             self._warn(f"{error}: others sample them again")
 
-    def _ended(self, rank: int) -> None:
+    def ended(self, rank: int) -> None:
         """The loop of a sampler has ended: the buffer has told it to stop, or it has left, or is gone."""
         one = self._samplers[rank]
         try:
@@ -350,18 +319,23 @@ class Samplers:
         """Forgets a sampler and gives its groups to others; how many these are."""
         one = self._samplers.pop(rank)
         ray.kill(one.actor)  # one that lives after all would keep its place
-        return one.unfinished + self._release(rank)
+        return one.unfinished + self._release(rank, waits=one.shares and not one.is_gone)
 
-    def _release(self, rank: int) -> int:
+    def _release(self, rank: int, waits: bool = False) -> int:
         """Groups that the buffer takes back from a sampler. One that is gone itself is the end: a sampler that died with it
-        must not be taken for one that others stand in for."""
+        must not be taken for one that others stand in for.
+
+        `waits`: for the end of its process, which was killed and has a device till then; others get that at once.
+        """
         try:
+            if waits:
+                wait_for_end(f"sampler {rank}", self._buffer)
             return len(self._buffer.release(rank))
         except (ActorDied, DeadlineExceeded):
             self._gave_up = True
             raise
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Lets those take part that have loaded everything; every few seconds, where nodes come and go, gives samplers up
         whose node is gone, and starts others where there are new ones."""
         for rank, one in list(self._loading.items()):
@@ -379,7 +353,7 @@ class Samplers:
         for rank in plan.lost:
             one = self._samplers[rank]
             if one.died is None and ray.wait([one.run], timeout=0)[0]:
-                self._ended(rank)  # nobody had waited for it since it left
+                self.ended(rank)  # nobody had waited for it since it left
             left, unfinished = isinstance(one.error, SamplerLeft), self._end(rank)
             rest = "" if left else f"; its {unfinished} unfinished groups are sampled again"
             self._warn(f"sampler {rank} has gone with its node, {len(self._samplers)} left{rest}")

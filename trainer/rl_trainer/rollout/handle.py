@@ -9,6 +9,7 @@ import ray
 
 from rl_api import RunSpec
 from rl_api.errors import ActorDied
+from rl_trainer.flow.calls import DEATHS
 from rl_trainer.model.shared_folder import READ_RATE
 from rl_trainer.placement.elastic import Seat
 
@@ -50,6 +51,11 @@ class SamplerHandle:
     died: float | None = None
     error: ActorDied | None = None
     unfinished: int = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether Ray has found its process dead, as nobody had told Ray to end it."""
+        return self.error is not None and isinstance(self.error.__cause__, DEATHS)
 
 
 def start_timeout(spec: RunSpec, size: int) -> float:

@@ -10,16 +10,18 @@ import torch
 
 from rl_api.errors import RLTrainError
 from rl_api.task import RewardModelSpec
+from rl_trainer.flow.worker import Worker
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.placement.own_device import own_device
 from rl_trainer.rollout.reward_model import RewardModel
 from rl_trainer.tasks.scoring import Completion
 
 
-class RewardModelActor:
+class RewardModelActor(Worker):
     """One worker with the model that scores, which it opens from `folder`: on its GPU, if it has one."""
 
-    def __init__(self, spec: RewardModelSpec, folder: SharedFolder) -> None:
+    def __init__(self, rank: int, spec: RewardModelSpec, folder: SharedFolder) -> None:
+        super().__init__(f"reward model {rank}")
         torch.set_num_threads(max(1, int(spec.cpu)))
         device = own_device()
         try:

@@ -1,4 +1,4 @@
-"""Workers for what is not decoding: simulators of environments and models that score, as actors with a number and a place of
+"""Workers for what is not decoding: simulators of environments and models that score, as groups with a number and places of
 their own.
 
 A sampler asks them through a `WorkerTarget` or `WorkerScorer` for each, on a thread for each
@@ -9,25 +9,19 @@ what was under way there is played or scored again (`LostError`).
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from rl_api import RunSpec
-from rl_api.errors import ActorDied, DeadlineExceeded, RLTrainError
-from rl_api.task import TaskSpec
-from rl_trainer.flow.calls import DEATH_SECONDS, answer
+from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.flow.named_class import named_class
+from rl_trainer.flow.worker_group import Stream, WorkerGroup
 from rl_trainer.model.shared_folder import READ_RATE, SharedFolder
 from rl_trainer.placement.groups import Reservation
 from rl_trainer.tasks.answers import CallError, LostError
-from rl_trainer.tasks.environments.targets import environment_target
-from rl_trainer.tasks.killable import KillableProcess, Target
 from rl_trainer.tasks.process import START_SECONDS
 from rl_trainer.tasks.scoring import Completion
 
@@ -61,84 +55,42 @@ class Work:
         self.beyond = min(self.beyond, max(0.0, whole - seconds))
 
 
-class SimulatorActor:
-    """One simulator: the dialogues of all samplers that are dealt to it, in a process that can be killed."""
-
-    def __init__(self, task: TaskSpec, search: Path | None) -> None:
-        self._target: Target = environment_target(task, search, KillableProcess())
-        self._born = secrets.token_hex(8)
-
-    def ready(self) -> None:
-        """Answers once the class is loaded."""
-
-    def call(
-        self, seconds: float, method: str, args: Sequence[Any], life: str | None
-    ) -> tuple[str, Any, str, float]:
-        """Calls a method of `Environments`.
-
-        Args:
-            seconds: its deadline.
-            method: its name.
-            args: with what.
-            life: the one in which the dialogues that it is about were begun; None: it is about none.
-
-        Returns:
-            `value`, `lost`, `call` or `error`; what it returned or raised; this life of the dialogues; seconds that it took.
-        """
-        if life is not None and life != self._life:
-            return "lost", None, self._life, 0.0
-        began = time.perf_counter()
-        kind, value = self._called(seconds, method, args)
-        return kind, value, self._life, time.perf_counter() - began
-
-    def _called(self, seconds: float, method: str, args: Sequence[Any]) -> tuple[str, Any]:
-        try:
-            return "value", self._target.call(seconds, method, *args)
-        except CallError as error:
-            return "call", error.text
-        except RLTrainError as error:
-            return "error", error
-
-    @property
-    def _life(self) -> str:
-        return f"{self._born} {self._target.epoch}"
-
-
-class _Worker:
+class _Lives:
     """A worker as one sampler sees it, through its lives: Ray starts it again whenever it ends.
 
     Args:
-        actor: the worker.
-        name: of it, for errors.
+        group: the worker's.
+        rank: its own.
         phase: what it does until it is ready.
         limit: seconds for that.
     """
 
-    def __init__(self, actor: Any, name: str, phase: str, limit: float) -> None:
-        self.actor, self.name, self._phase, self._limit = actor, name, phase, limit
+    def __init__(self, group: WorkerGroup, rank: int, phase: str, limit: float) -> None:
+        self.group, self.rank, self._phase, self._limit = group, rank, phase, limit
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"{self.group.role} {self.rank}"
 
     def wait_ready(self) -> None:
-        """Returns once it is there: of what is asked of it before, Ray lets all but this fail at once.
+        """Returns once it is there: what is asked of it before, fails at once.
 
         Raises:
             DeadlineExceeded: it is not there in time.
             ActorDied: it is not started again.
         """
-        call = self.actor.ready.options(max_task_retries=-1).remote()
-        answer(call, self.name, self._phase, self._limit)
-
-    def replace(self, call: ray.ObjectRef[Any] | ray.ObjectRefGenerator[Any]) -> None:
-        """Ends it, and `call`, which it has not answered. Until that has ended the life that ends might still be `ready`."""
-        ray.kill(self.actor, no_restart=False)
-        ray.wait([call], timeout=DEATH_SECONDS)
+        self.group.again(self.rank, "ready").wait(self._phase, self._limit)
 
 
 class WorkerTarget:
     """A simulator as a sampler calls it, from one thread. `patience`: seconds for what others have asked before; `loading`:
     for it to load its environment."""
 
-    def __init__(self, actor: Any, name: str, patience: float, loading: float = READY_SECONDS) -> None:
-        self._worker = _Worker(actor, name, LOADING_ENVIRONMENT, loading)
+    def __init__(
+        self, group: WorkerGroup, rank: int, patience: float, loading: float = READY_SECONDS
+    ) -> None:
+        self._worker = _Lives(group, rank, LOADING_ENVIRONMENT, loading)
         self._patience = patience
         self._life: str | None = None
         self._lost = False
@@ -146,22 +98,23 @@ class WorkerTarget:
         self.work = Work()
 
     def call(self, seconds: float, method: str, *args: Any) -> Any:
-        """See `RemoteTarget.call`. Raises LostError too: the dialogues are to be begun again; and as `_Worker.wait_ready`
+        """See `RemoteTarget.call`. Raises LostError too: the dialogues are to be begun again; and as `_Lives.wait_ready`
         does, where it was lost before."""
         if self._lost:
             self._worker.wait_ready()
             self._lost = False
         life = self._life if method in ("reset", "step", "steps") else None
         began = time.perf_counter()
-        call = self._worker.actor.call.remote(seconds, method, args, life)
+        group, rank = self._worker.group, self._worker.rank
+        call = group.one(rank, "call", seconds, method, args, life)
         limit = seconds + self._patience + START_SECONDS
         try:
-            kind, value, now, worked = answer(call, self._worker.name, f"calling {method}", limit)
+            ((kind, value, now, worked),) = call.wait(f"calling {method}", limit)
         except ActorDied:
             self._lose()
             raise LostError from None
         except DeadlineExceeded:
-            self._worker.replace(call)
+            group.replace(rank, call)
             self._lose()
             raise CallError(
                 f"has not been answered by {self._worker.name} after {limit:g} s, which is replaced"
@@ -190,29 +143,35 @@ class WorkerScorer:
     """A `RewardModelActor` (`reward_actor.py`) as a sampler calls it, from one thread.
 
     Args:
-        actor: the worker.
-        name: of it, for errors.
+        group: the worker's.
+        rank: its own.
         seconds: deadline of one forward pass, which the worker keeps itself.
         loading: seconds for it to load the model.
         notice: seconds after which a worker that has not ended itself in time is replaced.
     """
 
     def __init__(
-        self, actor: Any, name: str, seconds: float, loading: float, notice: float = NOTICE_SECONDS
+        self,
+        group: WorkerGroup,
+        rank: int,
+        seconds: float,
+        loading: float,
+        notice: float = NOTICE_SECONDS,
     ) -> None:
-        self._worker, self._limit = _Worker(actor, name, LOADING_MODEL, loading), seconds + notice
+        self._worker, self._limit = _Lives(group, rank, LOADING_MODEL, loading), seconds + notice
         self._ready = False
         self.work = Work()
 
     def wait_ready(self) -> None:
-        """See `Scorer.wait_ready`. Raises as `_Worker.wait_ready` does, and ModelError."""
+        """See `Scorer.wait_ready`. Raises as `_Lives.wait_ready` does, and ModelError."""
         if not self._ready:
             self._worker.wait_ready()
             self._ready = True
 
     def score(self, completions: Sequence[Completion]) -> list[float | str]:
         """See `Scorer.score`."""
-        passes = self._worker.actor.score.options(num_returns="streaming").remote(completions)
+        group, rank = self._worker.group, self._worker.rank
+        passes = group.stream(rank, "score", completions)
         found: dict[int, float | str] = {}
         begun, asked, began = False, time.perf_counter(), 0.0
         try:
@@ -224,21 +183,16 @@ class WorkerScorer:
             self._ready = False
             raise LostError(begun) from None
         except DeadlineExceeded:
-            self._worker.replace(passes)
+            group.replace(rank, passes)
             self._ready = False
             raise LostError(begun) from None
         now = time.perf_counter()
         self.work.add(now - began, len(completions), now - asked)
         return [found[place] for place in range(len(completions))]
 
-    def _next(self, passes: Any, limit: float) -> dict[int, float | str] | None:
+    def _next(self, passes: Stream, limit: float) -> dict[int, float | str] | None:
         """What the call yields next; None: that was all."""
-        if not ray.wait([passes], timeout=limit)[0]:
-            raise DeadlineExceeded(f"{self._worker.name} has not scored for {limit:g} s")
-        call = next(passes, None)
-        if call is None:
-            return None
-        values: dict[int, float | str] = answer(call, self._worker.name, "scoring", limit)
+        values: dict[int, float | str] | None = passes.next("scoring", limit)
         return values
 
 
@@ -248,8 +202,8 @@ class TaskWorkers:
     by those that are started again. `ready_seconds`: for one to be there, besides what it reads, also where it was lost: its
     pod may have to be placed first."""
 
-    simulators: tuple[Any, ...] = ()
-    reward_models: tuple[Any, ...] = ()
+    simulators: WorkerGroup = WorkerGroup("simulator")  # noqa: RUF009 - nobody adds to it
+    reward_models: WorkerGroup = WorkerGroup("reward model")  # noqa: RUF009
     opened: SharedFolder | None = None
     ready_seconds: float = READY_SECONDS
 
@@ -263,28 +217,28 @@ class TaskWorkers:
     ) -> TaskWorkers:
         """Starts them in their bundles; returns at once. `reward_model`: what `task.rewardModel` names."""
 
-        def start(actor: Any, kind: str, *args: Any) -> tuple[Any, ...]:
-            workers, remote = spec.task.workers.get(kind), ray.remote(actor)
-            return tuple(
-                remote.options(max_restarts=-1, **reservation.options(f"{kind} {rank}")).remote(*args)
-                for rank in range(0 if workers is None else workers.replicas)
+        def start(kind: str, module: str, name: str, *given: Any) -> WorkerGroup:
+            workers = spec.task.workers.get(kind)
+            ranks = range(0 if workers is None else workers.replicas)
+            return WorkerGroup.launch(
+                kind,
+                named_class(module, name),  # the driver has no torch
+                {rank: (rank, *given) for rank in ranks},
+                lambda rank: {"max_restarts": -1, **reservation.options(f"{kind} {rank}")},
             )
 
-        judged = ("reward model", spec.task.reward_model, reward_model)
+        judged = (spec.task.reward_model, reward_model)
         return cls(
-            start(SimulatorActor, "simulator", spec.task, search),
-            # By name: the driver has no torch.
-            start(named_class("rl_trainer.rollout.reward_actor", "RewardModelActor"), *judged),
+            start("simulator", "rl_trainer.rollout.simulator_actor", "SimulatorActor", spec.task, search),
+            start("reward model", "rl_trainer.rollout.reward_actor", "RewardModelActor", *judged),
             reward_model,
             max(READY_SECONDS, spec.placement.timeout.seconds),
         )
 
     def wait_ready(self) -> None:
-        """Returns when they have loaded what they run. Raises as `answer` does, and ModelError."""
-        for rank, actor in enumerate(self.simulators):
-            answer(actor.ready.remote(), f"simulator {rank}", LOADING_ENVIRONMENT, self.ready_seconds)
-        for rank, actor in enumerate(self.reward_models):
-            answer(actor.ready.remote(), f"reward model {rank}", LOADING_MODEL, self.loading_seconds)
+        """Returns when they have loaded what they run. Raises as `Handle.wait` does, and ModelError."""
+        self.simulators.all("ready").wait(LOADING_ENVIRONMENT, self.ready_seconds)
+        self.reward_models.all("ready").wait(LOADING_MODEL, self.loading_seconds)
 
     @property
     def loading_seconds(self) -> float:
@@ -297,8 +251,8 @@ class TaskWorkers:
         if model is None:
             return []
         return [
-            WorkerScorer(actor, f"reward model {rank}", model.timeout.seconds, self.loading_seconds)
-            for rank, actor in enumerate(self.reward_models)
+            WorkerScorer(self.reward_models, rank, model.timeout.seconds, self.loading_seconds)
+            for rank in self.reward_models.actors
         ]
 
     def targets(self, spec: RunSpec) -> list[WorkerTarget]:
@@ -308,6 +262,6 @@ class TaskWorkers:
             return []
         patience = simulators.timeout.seconds * spec.sampler.replicas
         return [
-            WorkerTarget(actor, f"simulator {rank}", patience, self.ready_seconds)
-            for rank, actor in enumerate(self.simulators)
+            WorkerTarget(self.simulators, rank, patience, self.ready_seconds)
+            for rank in self.simulators.actors
         ]

@@ -17,7 +17,7 @@ from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.buffer.handle import ANSWER_SECONDS, Buffer
 from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
-from rl_trainer.flow.leases import device_of
+from rl_trainer.flow.leases import device_name
 from rl_trainer.flow.pulse import Pulse, Watch
 from rl_trainer.flow.turns import Turn
 from rl_trainer.learner.group import Learners
@@ -107,7 +107,7 @@ class Actors:
         if placement.learner_gpus:
             spec = with_residency(spec, shape, learners)
         folder = share_folder(model) if weights is None else weights(learners, placement)
-        shared = [device_of(rank) for rank in range(spec.shared_samplers)]
+        shared = [device_name(rank) for rank in range(spec.shared_samplers)]
         swapped = bool(shared) and spec.placement.residency == "swap"
         if swapped:  # before samplers are there, which find the devices free and take their memory
             learners.start(folder)
@@ -122,7 +122,7 @@ class Actors:
             learners.turn = Turn(buffer.actor, shared, samplers.wait_for, spans, patience=buffer.patience)
             if swapped:
                 learners.turn.move(learners.onload, learners.offload)
-        if not swapped:
+        if not swapped:  # in a turn, as samplers load on the same devices
             learners.start(folder, [f"sampler {rank}" for rank in range(placement.samplers)])
         workers.wait_ready()
         samplers.wait_ready()
@@ -156,7 +156,7 @@ class Actors:
 
     def _take(self, begin: int, end: int) -> Any:
         last = end >= self.spec.algorithm.prompts_per_step
-        return self.buffer.actor.take.remote(self._stall, begin, None if last else end)
+        return self.buffer.take_ref(self._stall, begin, None if last else end)
 
     @property
     def _stall(self) -> float:

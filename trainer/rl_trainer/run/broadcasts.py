@@ -10,10 +10,10 @@ import ray
 from ray.exceptions import RayError
 
 from rl_api import RunSpec
-from rl_api.roles import Way
+from rl_api.roles import WeightTransport
 from rl_trainer.learner.group import Learners
 from rl_trainer.rollout.fleet import Samplers
-from rl_trainer.weights.transports.choose import Topology, choose_way
+from rl_trainer.weights.transports.choose import Topology, choose_transport
 from rl_trainer.weights.transports.invitation import Invitation
 from rl_trainer.weights.transports.publication import Publication
 
@@ -67,14 +67,14 @@ class Broadcasts:
         self._joining = list(joining.calls.values())
         return replace(published, way="collective")
 
-    def _way(self) -> Way:
+    def _way(self) -> WeightTransport:
         transport, samplers = self.spec.weight_sync.transport, self.samplers
         if transport == "auto" and self.spec.shared_samplers:
             return "objectStore"  # NCCL lets a device take part once
         if transport == "auto":
             size, count = self.learners.size, len(samplers.ready)
             encrypted = self.spec.scheduling.encryption
-            return choose_way(Topology(size, count, samplers.nodes, samplers.accelerated, encrypted))
+            return choose_transport(Topology(size, count, samplers.nodes, samplers.accelerated, encrypted))
         return transport
 
     def _look(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl_api.roles import Way
+from rl_api.roles import WeightTransport
 
 # Fewer bytes than these are sent in less time than a group of processes takes to meet.
 LEAST_COLLECTIVE_BYTES = 256 << 20
@@ -29,7 +29,7 @@ class Topology:
     encrypted: bool = False
 
 
-def choose_way(topology: Topology) -> Way:
+def choose_transport(topology: Topology) -> WeightTransport:
     """The object store, but for large models that go to several samplers with accelerators on several nodes.
 
     On one node all samplers read the same memory, and no other way moves fewer bytes. To several nodes the object store

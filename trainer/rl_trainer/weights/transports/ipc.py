@@ -40,7 +40,7 @@ from rl_trainer.weights.source import TensorSource
 from rl_trainer.weights.transports.base import HOST, Lends, Offer, Store, never
 from rl_trainer.weights.transports.cuda_memory import CudaMemory, map_cuda, uuid_of
 from rl_trainer.weights.transports.host_memory import HostMemory, map_host
-from rl_trainer.weights.transports.ipc_desk import Desk, Memory, NotLent, lease
+from rl_trainer.weights.transports.ipc_desk import LendingDesk, Memory, NotLent, lease
 from rl_trainer.weights.transports.object_store import (
     StorePublisher,
     StoreReceiver,
@@ -90,7 +90,7 @@ class IpcPublisher:
         """`limit`: bytes of a block at most; `others`: samplers elsewhere take every version from the store."""
         self._store, self._rank, self._limit, self._others = store, rank, limit, others
         self._from_store = StorePublisher(store, rank, limit)
-        self._desk = Desk() if rank == 0 else None
+        self._desk = LendingDesk() if rank == 0 else None
         self._number = 0
         self._rooms = Rooms()
         self._told: set[str] = set()

@@ -56,7 +56,7 @@ class _Version:
     """Its memory is being given back: it is lent to nobody, and still takes its room."""
 
 
-class Desk:
+class LendingDesk:
     """Versions by number, the later the higher; a thread of its own answers readers, another one gives memory back."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rl_api.roles import Way
+from rl_api.roles import WeightTransport
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Publication:
     """
 
     version: int
-    way: Way
+    way: WeightTransport
     blocks: list[Any]
     base: Publication | None = None
     whole: Publication | None = None
