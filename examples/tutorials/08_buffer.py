@@ -14,8 +14,11 @@ from show import Row, ray_here, table
 
 
 def main(steps: int = 100) -> list[Row]:
-    """Rows: what came out of the channel. Every ten steps the learner prints samples per second."""
-    [seen], figures = run(2048, Times(), steps=steps, tell=True)
+    """Rows: what came out of the channel. Every ten steps the learner prints samples per second.
+
+    In the end it is printed who sat where.
+    """
+    [seen], figures, hosts = run(2048, Times(), steps=steps, tell=True)
     row = {
         "steps": len(seen.fill),
         "samples": len(seen.items),
@@ -24,6 +27,7 @@ def main(steps: int = 100) -> list[Row]:
         "longest wait for room, s": f"{figures['producer_wait']['longest']:.2f}",
     }
     table([row], "Two samplers, one learner")
+    table([{"actor": actor, "host": host} for actor, host in hosts.items()], "Who sat where")
     return [row]
 
 

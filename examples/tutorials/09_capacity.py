@@ -13,11 +13,11 @@ CAPACITIES = (64, 2048, 8192)
 TIMES = Times(pause=0.5, every=50)
 
 
-def main(steps: int = 400, capacities: tuple[int, ...] = CAPACITIES) -> list[Row]:
+def main(steps: int = 400, capacities: tuple[int, ...] = CAPACITIES, times: Times = TIMES) -> list[Row]:
     """Rows: places, samples a second, how full the queue was, and how old what was trained on was."""
     rows = []
     for capacity in capacities:
-        [seen], figures = run(capacity, TIMES, steps=steps)
+        [seen], figures, _ = run(capacity, times, steps=steps)
         speed = len(seen.items) / seen.seconds
         late = seen.fill[len(seen.fill) // 2 :]  # once it has filled as far as it does
         rows.append(

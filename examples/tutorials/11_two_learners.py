@@ -15,7 +15,7 @@ def main(steps: int = 40) -> list[Row]:
     """Rows: learners, samples a second, what each got, and how many samples came to more than one."""
     rows = []
     for learners in (1, 2):
-        seen, _ = run(2048, TIMES, learners=learners, steps=steps // learners)
+        seen, _, _ = run(2048, TIMES, learners=learners, steps=steps // learners)
         got = [item for one in seen for item in one.items]
         rows.append(
             {

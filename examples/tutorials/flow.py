@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,11 @@ class Seen:
     fill: list[int] = field(default_factory=list)
 
 
-@ray.remote(num_cpus=0)
+CPUS = 0.25
+"""Of each actor: little, as they sleep. One that asked for nothing could come to a node that has no CPUs for work."""
+
+
+@ray.remote(num_cpus=CPUS)
 class Sampler:
     """Puts answers into the channel: where it is full, `put` waits, and so does the sampler. That is back-pressure."""
 
@@ -60,7 +65,7 @@ class Sampler:
             made += times.group
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=CPUS)
 class Learner:
     """Takes whole batches."""
 
@@ -86,6 +91,11 @@ class Learner:
         return seen
 
 
+def _host(_: Any) -> str:
+    """Of the actor that is asked."""
+    return socket.gethostname()
+
+
 def run(
     capacity: int,
     times: Times,
@@ -95,24 +105,28 @@ def run(
     batch: int = 64,
     steps: int = 20,
     tell: bool = False,
-) -> tuple[list[Seen], dict[str, Any]]:
+) -> tuple[list[Seen], dict[str, Any], dict[str, str]]:
     """Samplers and learners around a channel, until each learner has made its steps.
 
     Returns:
-        What each learner has seen, and the channel's own figures.
+        What each learner has seen, the channel's own figures, and the host of each actor.
     """
-    channel = Channel.create("answers", capacity=capacity)
+    channel = Channel.create("answers", capacity=capacity, num_cpus=CPUS)
     sampling, learning = (
         [Sampler.remote() for _ in range(samplers)],
         [Learner.remote() for _ in range(learners)],
     )
-    ray.get([actor.__ray_ready__.remote() for actor in (*sampling, *learning)], timeout=120)
+    actors = {"channel": channel.actor}
+    for role, some in (("sampler", sampling), ("learner", learning)):
+        actors |= {f"{role} {number}": actor for number, actor in enumerate(some)}
     try:
+        # Of an actor that is being made, this is answered once it is there. On a cluster a host is a pod, and has its name.
+        hosts = ray.get([actor.__ray_call__.remote(_host) for actor in actors.values()], timeout=120)
         for seed, sampler in enumerate(sampling):
             sampler.run.remote(channel, times, seed)
         calls = [learner.run.remote(channel, times, batch, steps, tell) for learner in learning]
         seen: list[Seen] = ray.get(calls, timeout=600)
-        return seen, channel.metrics()
+        return seen, channel.metrics(), dict(zip(actors, hosts, strict=True))
     finally:  # also after Ctrl-C
-        for actor in (*sampling, *learning, channel.actor):
+        for actor in actors.values():
             ray.kill(actor)

@@ -1,4 +1,4 @@
-"""What each tutorial needs beside its subject: Ray on this machine without its chatter, a clock, and a table."""
+"""What each tutorial needs beside its subject: Ray without its chatter, a clock, and a table."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ Row = dict[str, Any]
 
 @contextmanager
 def ray_here(cpus: int = 4, *, log_to_driver: bool = False) -> Iterator[None]:
-    """Ray for the time of a `with`, with room for `cpus` tasks of one CPU; one that runs already is used and left running.
+    """Ray for the time of a `with`; one that this process uses already is used and left running.
 
-    `log_to_driver`: whether what actors print is shown.
+    Where RAY_ADDRESS names a cluster, as in a RayJob, it is that cluster, with the CPUs that it has; elsewhere a Ray of its
+    own with room for `cpus` tasks of one CPU. `log_to_driver`: whether what actors print is shown.
     """
     import ray
 
     own = not ray.is_initialized()
     if own:
-        # A Ray of its own, also where another one runs on this machine.
-        ray.init(
-            "local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=log_to_driver,
-            logging_level="ERROR",
-        )
+        # "local" would start another one beside the cluster too, and its nodes would stand idle. Without an address Ray
+        # joins whichever runs on this machine.
+        elsewhere = bool(os.environ.get("RAY_ADDRESS"))
+        where: Row = {} if elsewhere else {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+        ray.init(**where, log_to_driver=log_to_driver, logging_level="ERROR")
     try:
         yield
     finally:
