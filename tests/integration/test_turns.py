@@ -25,8 +25,8 @@ ONE_GROUP_AT_A_TIME = {
     "maxNewTokens": 20,
     "resources": {"cpu": 0.5},
 }
-# Of the second step the first group of sampler 0 is not answered before the other one has begun its fifth: after 9 and 11, by
-# which a quarter is there, what is left to it, 10, 12 and 13.
+# Of the second step the first group of sampler 0 is not answered before the other one has begun its fifth: after 9 and 11,
+# by which a quarter is there, what is left to it, 10, 12 and 13.
 SLOW = """
 import time
 from pathlib import Path
