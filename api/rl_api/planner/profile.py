@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -48,6 +48,12 @@ class DevicesProfile(Model):
     """Workers with a model that scores."""
     simulators: int = Field(default=0, ge=0, le=1_000_000)
     """Workers that step environments."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older_ones(cls, value: Any) -> Any:
+        # Profiles of version 0.1 say of how many devices a node has, which nothing asks for.
+        return {key: of for key, of in value.items() if key != "perNode"} if isinstance(value, dict) else value
 
 
 class DecodeProfile(Model):

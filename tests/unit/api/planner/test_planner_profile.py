@@ -49,6 +49,11 @@ def test_names_in_the_file_are_camel_case(tmp_path: Path) -> None:
     assert document["decode"]["perActive"] == 0.001
 
 
+def test_one_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    devices = PROFILE.to_document().get("devices", {}) | {"learner": 2, "perNode": None}
+    assert load_profile(_saved(tmp_path, devices=devices)).devices.learner == 2
+
+
 def test_sums_of_a_step() -> None:
     assert PROFILE.answers == 32
     assert PROFILE.mean_length == 8.0
