@@ -53,7 +53,9 @@ class DevicesProfile(Model):
     @classmethod
     def _read_older_ones(cls, value: Any) -> Any:
         # Profiles of version 0.1 say of how many devices a node has, which nothing asks for.
-        return {key: of for key, of in value.items() if key != "perNode"} if isinstance(value, dict) else value
+        return (
+            {key: of for key, of in value.items() if key != "perNode"} if isinstance(value, dict) else value
+        )
 
 
 class DecodeProfile(Model):
