@@ -215,7 +215,6 @@ def train_run(
 
             run_program(run, folder, console, stop)
             return
-        from rl_api.planner.first import begins_by_prior
         from rl_trainer.driver import train
         from rl_trainer.run.beginning import begun
         from rl_trainer.run.planning import PlacementChanged, planned
@@ -223,7 +222,7 @@ def train_run(
         if profile is not None:
             run = planned(run, profile, console.message)
             folder.placements_left, folder.planned_by = [], profile
-        elif folder.attempt is None and begins_by_prior(spec):  # else the operator has chosen
+        elif folder.attempt is None:  # else the operator has chosen
             folder.first = begun(run, console.message)
             run = run if folder.first is None else folder.first.run
         try:

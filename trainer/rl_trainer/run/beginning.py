@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rl_api.errors import RLTrainError
-from rl_api.planner.first import First, first_placement
+from rl_api.planner.first import First, begins_by_prior, first_placement
 from rl_api.planner.prior import prior_of
 from rl_api.run import ModelSpec, RLTrainingRun
 from rl_api.sizes.shape import ModelShape, model_shape
@@ -15,9 +15,10 @@ from rl_trainer.run.supported import check_supported
 
 
 def begun(run: RLTrainingRun, tell: Callable[[str], None]) -> First | None:
-    """What a prior chooses for a run of which `begins_by_prior`; says so, or that it chooses nothing else: None."""
+    """What a prior chooses where it may; says so. None: it may not, or chooses the file's own placement, and says that."""
     replan = run.spec.placement.replan
-    assert replan is not None, "it begins by a prior"
+    if replan is None or not begins_by_prior(run.spec):
+        return None
     learner, sampler = speeds_of(run.spec)
     prior = prior_of(run.spec, _shape(run.spec.model), learner, sampler)
     first = first_placement(run, prior, check_supported)
