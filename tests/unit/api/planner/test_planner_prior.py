@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from rl_api.planner.cost import learner_bytes
 from rl_api.planner.first import room_by_prior
 from rl_api.planner.placement import Placement
 from rl_api.planner.plan import Plan, make_plan, predict
 from rl_api.planner.prior import COMPUTED, MEDIAN, NOMINAL, READ, Prior, answer_lengths, prior_of
 from rl_api.run import RLTrainingRun, RunSpec
 from rl_api.sizes.memory import GB, Device
+from rl_api.sizes.run_plan import Place, plan_run
 from rl_api.sizes.shape import ModelShape, model_shape
 from rl_api.sizes.speeds import ACCELERATOR, CORE, Speed, speeds_of
 
@@ -137,17 +139,21 @@ def test_what_is_only_a_ratio_is_said(shape: ModelShape | None, speed: Speed, ab
 
 
 def test_memory_counts_only_where_model_and_devices_are_known() -> None:
-    device = Device(80 * GB)
-    for unknown in (prior_of(spec_of(), None, NAMED, NAMED, device), prior()):
+    memory = 80 * GB
+    for unknown in (prior_of(spec_of(), None, NAMED, NAMED, memory), prior()):
         assert unknown.profile.devices.memory is None
         assert unknown.profile.memory.learner.weights == 0
     spec = spec_of(learner={"replicas": 8, "parallelism": "fsdp2", "resources": {"accelerators": 1}})
-    known = prior_of(spec, NOMINAL, NAMED, NAMED, device).profile
-    assert known.devices.memory == 80 * GB
+    known = prior_of(spec, NOMINAL, NAMED, NAMED, memory).profile
+    assert known.devices.memory == memory
     assert known.memory.learner.divided
     # Of 8 ranks each has an eighth of 16 bytes for each parameter, as of two it would have a half.
     held = known.memory.learner.weights + known.memory.learner.moments
     assert held == pytest.approx(16 * P / 2, rel=1e-3)
+    # As much as `rltrain plan` says of one of the ranks.
+    planned = plan_run(spec, NOMINAL, Place(8, 1, Device(memory)), Place(4, 1, Device(memory)))
+    said = planned.roles[0].parts.total - planned.roles[0].parts.checkpoint
+    assert learner_bytes(known, 8) == pytest.approx(said, rel=0.05)
 
 
 LONG: Any = {"replicas": 4, "maxSequences": 256, "maxNewTokens": 8192, "engine": "vllm"}
