@@ -50,13 +50,13 @@ from modes_workloads import MODES, WORKLOADS, Workload, document, write_inputs
 from table import Check, add_out, at_least, at_most, report
 
 from rl_api import RLTrainingRun, load_run
+from rl_api.planner.forecast import forecast, placed, same
 from rl_api.planner.plan import predict
 from rl_api.planner.profile import PROFILE_FILE, RunProfile, load_profile
 from rl_api.planner.room import placement_of
 from rl_api.validation import parse
 from rl_trainer.observe.timeline import TIMELINE_FILE, read_timeline
 from rl_trainer.run.ray_session import ray_session
-from rl_trainer.run.replan import forecast, placed, same
 from rl_trainer.run.supported import check_supported
 
 WARM_UP = 4

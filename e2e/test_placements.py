@@ -17,7 +17,8 @@ IN_WAVES = {
     "buffer": {"capacity": 64, "maxStaleness": 0},
     # None is due before the one that is asked for.
     "checkpoint": {"everySteps": 1000},
-    "placement": {"replan": {"threshold": 0.1, "steps": 3}},
+    # Who says something of it begins with that: else a prior would see the waves as well.
+    "placement": {"replan": {"threshold": 0.1, "steps": 3}, "sharedSamplers": 0},
 }
 # Forecasts begin after ten steps of a few seconds, and take one second of a processor, of each hundred at most.
 REPLAN_SECONDS = 600

@@ -45,8 +45,9 @@ class WantedPlacement(PlannedPlacement):
 class KeptPlacement(PlannedPlacement):
     """A placement that was given to the run, which it keeps until its spec says something else of it."""
 
-    attempt: int = Field(ge=1)
-    """The attempt whose driver planned it, from what it measured; those after it have it."""
+    attempt: int = Field(ge=0)
+    """The attempt whose driver planned it, from what it measured; those after it have it. 0: the operator did, by a prior,
+    before the first one."""
     time: Time | None = None
     """When it was given."""
     instead_of: str = ""

@@ -253,8 +253,8 @@ class PlacementSpec(Model):
 
     mode: Literal["auto", "collocated", "disaggregated", "hybrid"] = "auto"
     """collocated: samplers and learners share devices; disaggregated: each has its own; hybrid: some share; auto: as
-    sharedSamplers says, each its own where that is null, until what was measured speaks for another placement: with replan,
-    or from the start with rltrain run --profile."""
+    sharedSamplers says, each its own where that is null, until a prior or what was measured speaks for another placement:
+    with replan, or from the start with rltrain run --profile."""
     shared_samplers: int | None = Field(default=None, ge=0, le=100_000)
     """Samplers that live on learners' devices and take turns with them: the first ones, one beside each of the first learner
     processes, with engine torch or vllm and one device each. null: none with disaggregated and auto, all with collocated,
@@ -274,7 +274,8 @@ class PlacementSpec(Model):
     auto: on accelerators swap where both do not fit, as each attempt finds them, on CPUs keep."""
     replan: ReplanSpec | None = None
     """When the run changes its placement by itself, with mode auto, from what it measures: at a checkpoint, from which it
-    goes on; on a cluster as the next attempt, with as many samplers and learners as before. null: it keeps its own."""
+    goes on; on a cluster as the next attempt, with as many samplers and learners as before. Until then it has what a prior
+    says would save as much, where sharedSamplers, partGroups and handOverAt are null. null: it keeps its own."""
     strategy: Literal["PACK", "SPREAD"] = "PACK"
     """Ray placement strategy: PACK (few nodes) or SPREAD (many nodes)."""
     timeout: PositiveDuration = Duration(60)

@@ -1,4 +1,4 @@
-"""Which devices the roles of a run would share, for `rltrain plan --profile-of`."""
+"""Which devices the roles of a run would share, for `rltrain plan --profile-of` and `--placement`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rl_api.planner.first import room_by_prior
 from rl_api.planner.gantt import as_svg, as_text
 from rl_api.planner.of_run import of_run
 from rl_api.planner.plan import Alternative, Plan, make_plan, predict, seconds_text
+from rl_api.planner.prior import prior_of
 from rl_api.planner.profile import RunProfile, load_profile
 from rl_api.planner.room import placement_of, room_of
 from rl_api.planner.simulated import Simulated
 from rl_api.run import RunSpec
+from rl_api.sizes.shape import ModelShape
+from rl_api.sizes.speeds import Speed
 from rl_api.sizes.step_seconds import refuse_servers
 
 
@@ -25,6 +29,8 @@ class PlacementPlan:
     source: str
     spec: RunSpec
     simulated: Simulated
+    notes: tuple[str, ...] = ()
+    """What is to be known of where it comes from."""
 
     @property
     def _last(self) -> float:
@@ -46,7 +52,7 @@ class PlacementPlan:
     @property
     def _sentences(self) -> tuple[str, ...]:
         plan = self.plan
-        return (plan.reason, plan.limits, *plan.workers, *plan.sensitivity)
+        return (*self.notes, plan.reason, plan.limits, *plan.workers, *plan.sensitivity)
 
     def _table(self) -> list[str]:
         now = placement_of(self.spec)
@@ -69,7 +75,8 @@ class PlacementPlan:
 
     def as_json(self) -> dict[str, Any]:
         """For programs; times in seconds."""
-        return {"source": self.source, **self.plan.to_document()}
+        notes = {"notes": list(self.notes)} if self.notes else {}
+        return {"source": self.source, **notes, **self.plan.to_document()}
 
 
 def _row(one: Alternative) -> list[str]:
@@ -101,3 +108,21 @@ def placement_plan(
     plan = make_plan(profile, room_of(spec))
     source = f"{measured.steps} steps of {path}" if measured.steps else f"the prior in {path}"
     return PlacementPlan(plan, profile, source, spec, predict(profile, plan.placement))
+
+
+def placement_by_prior(
+    spec: RunSpec, shape: ModelShape, learner: Speed, sampler: Speed, memory: int | None
+) -> PlacementPlan:
+    """The placement of a run of which nothing was measured: see `rl_api.planner.prior`. `memory`: bytes of one of its
+    accelerators, None: nobody knows.
+
+    Raises InvalidConfig: a server decodes for the run, or nothing fits.
+    """
+    refuse_servers(spec, "the run that is planned", "--placement")
+    prior = prior_of(spec, shape, learner, sampler, memory)
+    plan = make_plan(prior.profile, room_by_prior(spec, prior))
+    notes = [f"guessed are {', '.join(prior.guessed[:-1])} and {prior.guessed[-1]}"]
+    if not prior.absolute:
+        notes.append("seconds are no seconds, and mean something only beside each other")
+    simulated = predict(prior.profile, plan.placement)
+    return PlacementPlan(plan, prior.profile, "a prior: nothing was measured", spec, simulated, tuple(notes))

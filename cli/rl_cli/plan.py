@@ -5,25 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rl_api import load_run
 from rl_api.base import amount
 from rl_api.errors import InvalidConfig, InvalidDocuments, ModelError
+from rl_api.planner.first import as_asked
 from rl_api.printable import printable, printable_lines
 from rl_api.run import RunSpec
 from rl_api.sizes.devices import accelerator_memory
 from rl_api.sizes.memory import Device
 from rl_api.sizes.run_plan import Place, Scoring, plan_run, refuse_others
+from rl_api.sizes.speeds import Speed, speeds_of
 from rl_cli.documents import as_planned, place, read_objects, read_profiles, with_profile
 from rl_cli.measured import profile
 from rl_cli.model_shape import scoring_shape_of, shape_of
 from rl_cli.options import Subparsers, add_file_options, new_parser
-from rl_cli.placement_plan import placement_plan
+from rl_cli.placement_plan import placement_by_prior, placement_plan
 from rl_cli.plan_picture import picture
 from rl_cli.plan_text import as_json, as_lines
 from rl_operator.model.names import KIND, LEARNER, REWARD_MODEL, SAMPLER
+from rl_operator.plan.prior import speed_of
 from rl_operator.plan.roles import Role
 
 _DESCRIPTION: Final = """\
@@ -38,8 +42,9 @@ accelerators have the memory of their pods.
 
 Seconds per step are known from what another run measured on the same kind of devices: --measured names its folder.
 Which devices samplers and learners should share, when, and in what pieces, is planned from the profile that a run writes
-(placement-profile.json): --profile-of names it, or the run's folder. It has to fit into accelerators of --device-memory,
-else those measured, else those of the profile's pools. See docs/placement.md.
+(placement-profile.json): --profile-of names it, or the run's folder. Before there is one, --placement plans it from the
+sizes of model, batch and devices alone, by a prior that is good for comparing placements. It has to fit into accelerators of
+--device-memory, else those measured, else those of the profile's pools. See docs/placement.md.
 
 Exit code 0: all roles fit, as far as the size of their devices is known; 2: one does not, and the last lines on standard
 error say the smallest change with which it would."""
@@ -51,6 +56,7 @@ _EXAMPLES: Final = """\
   rltrain plan run.yaml --profile examples/profile-gpu.yaml --bandwidth 2Gi --json
   rltrain plan run.yaml --measured runs/short
   rltrain plan run.yaml --profile-of runs/short --gantt step.svg
+  rltrain plan run.yaml --placement
 """
 
 
@@ -76,7 +82,13 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="DIR",
         help="run folder whose measured times say how long a step of this run, and a checkpoint, would take",
     )
-    parser.add_argument(
+    shares = parser.add_mutually_exclusive_group()
+    shares.add_argument(
+        "--placement",
+        action="store_true",
+        help="plan who shares devices before anything was measured, by a prior",
+    )
+    shares.add_argument(
         "--profile-of",
         metavar="PATH",
         help="run folder, or file, with a profile from which it is planned who shares devices",
@@ -91,20 +103,20 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    if args.gantt and args.profile_of is None:
+    if args.gantt and args.profile_of is None and not args.placement:
         raise InvalidConfig(
-            "--gantt: found no --profile-of, allowed: with --profile-of, whose placement it draws"
+            "--gantt: found no --profile-of, allowed: with --profile-of or --placement, whose placement it draws"
         )
-    spec, places = _places(args)
+    spec, places, ways = _places(args)
     refuse_others(spec)
-    plan = plan_run(
-        spec, shape_of(spec.model), places[LEARNER], places[SAMPLER], _scoring(spec, places.get(REWARD_MODEL))
-    )
+    shape = shape_of(spec.model)
+    plan = plan_run(spec, shape, places[LEARNER], places[SAMPLER], _scoring(spec, places.get(REWARD_MODEL)))
     found = None if args.measured is None else profile(Path(args.measured), spec, plan)
-    placed = None
+    placed, known = None, _accelerator(places[LEARNER], places[SAMPLER])
     if args.profile_of is not None:
-        known = _accelerator(places[LEARNER], places[SAMPLER])
-        placed = placement_plan(Path(args.profile_of), spec, known, args.device_memory)
+        placed = placement_plan(Path(args.profile_of), ways.asked, known, args.device_memory)
+    elif args.placement:
+        placed = placement_by_prior(ways.asked, shape, ways.learner, ways.sampler, known)
     if args.svg:
         _write("--svg", Path(args.svg), picture(plan))
     if args.gantt and placed is not None:
@@ -141,11 +153,21 @@ def _scoring(spec: RunSpec, place: Place | None) -> Scoring | None:
         return Scoring(place, None)
 
 
-def _places(args: argparse.Namespace) -> tuple[RunSpec, dict[str, Place]]:
-    """The run's spec, and where its roles are whose memory is planned: on this machine, or in the pools of a profile."""
+@dataclass(frozen=True)
+class _Ways:
+    """What placements are planned from: the spec as its user wrote it, and how fast a device of each role is."""
+
+    asked: RunSpec
+    learner: Speed
+    sampler: Speed
+
+
+def _places(args: argparse.Namespace) -> tuple[RunSpec, dict[str, Place], _Ways]:
+    """The run's spec, where its roles are whose memory is planned, on this machine or in the pools of a profile, and what
+    placements are planned from."""
     if args.profile is None:
         spec = load_run(args.file, args.overrides).spec
-        return spec, _here(spec, args.device_memory)
+        return spec, _here(spec, args.device_memory), _Ways(spec, *speeds_of(spec))
     profiles = read_profiles(args.profile)
     runs = [one for one in read_objects(args.file, args.overrides) if one.get("kind") == KIND]
     if len(runs) != 1:
@@ -155,11 +177,17 @@ def _places(args: argparse.Namespace) -> tuple[RunSpec, dict[str, Place]]:
     effective = as_planned(args.file, with_profile(place(runs[0], None, "default"), profiles), profiles)
     # Another's trainer has other places; samplers that share learners' devices have none of their own.
     nowhere = {LEARNER: Place(0, 0, None), SAMPLER: Place(0, 0, None)}
-    return effective.spec, nowhere | {
+    places = nowhere | {
         name: _of_role(effective.role(name), args.device_memory)
         for name in (LEARNER, SAMPLER, REWARD_MODEL)
         if effective.has(name)
     }
+    learner, sampler = (
+        speed_of(effective.role(name if effective.has(name) else LEARNER), effective.spec)
+        for name in (LEARNER, SAMPLER)
+    )
+    asked = as_asked(effective.spec) if effective.planned is not None else effective.spec
+    return effective.spec, places, _Ways(asked, learner, sampler)
 
 
 def _here(spec: RunSpec, memory: int | None) -> dict[str, Place]:

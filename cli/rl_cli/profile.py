@@ -106,9 +106,9 @@ def as_profiled(run: RLTrainingRun, steps: int) -> RLTrainingRun:
         needed = spec.warm_start is not None and spec.warm_start.until_score is not None
         evaluation = evaluation.model_copy(update={"every_steps": MOST}) if needed else None
     task = spec.task.model_copy(update={"evaluation": evaluation})
-    return run.model_copy(
-        update={"spec": spec.model_copy(update={"stop": stop, "given_task": task, "checkpoint": None})}
-    )
+    placement = spec.placement.model_copy(update={"replan": None})  # it is profiled as its file has it
+    changes = {"stop": stop, "given_task": task, "checkpoint": None, "placement": placement}
+    return run.model_copy(update={"spec": spec.model_copy(update=changes)})
 
 
 def lines(profile: RunProfile) -> list[str]:

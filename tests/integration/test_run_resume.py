@@ -11,12 +11,12 @@ import pytest
 from training_runs import GROUP, PROMPTS, RunFiles, ray_here
 
 from rl_api import load_run
+from rl_api.planner.forecast import Forecast
 from rl_api.planner.plan import Alternative
 from rl_trainer.checkpoint.inspection import inspect_folder
 from rl_trainer.checkpoint.store import CheckpointStore
 from rl_trainer.run import planning
 from rl_trainer.run.forecasting import Forecasting
-from rl_trainer.run.replan import Forecast
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

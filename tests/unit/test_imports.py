@@ -26,6 +26,7 @@ LAZY: dict[str, dict[str, set[str]]] = {
             "rl_trainer.observe.console",
             "rl_trainer.observe.page",
             "rl_trainer.program.run",
+            "rl_trainer.run.beginning",
             "rl_trainer.run.planning",
             "rl_trainer.run.run_folder",
         },

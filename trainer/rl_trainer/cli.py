@@ -188,7 +188,8 @@ def train_run(
     **options: bool,
 ) -> None:
     """Trains in the run folder `out`, with progress on the terminal; signals are heard. `search`: where the run's own
-    modules and files are; `profile`: what its placement is planned by, with mode auto; None: it stays as the file has it;
+    modules and files are; `profile`: what its placement is planned by, with mode auto; None: it is the file's, or where
+    that may change while it trains, a prior's;
     `kept`: whether the run folder stays; `options`: see `Session`.
 
     Raises as `RunFolder` and `rl_trainer.driver.train` do.
@@ -215,18 +216,22 @@ def train_run(
             run_program(run, folder, console, stop)
             return
         from rl_trainer.driver import train
+        from rl_trainer.run.beginning import begun
         from rl_trainer.run.planning import PlacementChanged, planned
 
         if profile is not None:
             run = planned(run, profile, console.message)
             folder.placements_left, folder.planned_by = [], profile
+        elif folder.attempt is None:  # else the operator has chosen
+            folder.first = begun(run, console.message)
+            run = run if folder.first is None else folder.first.run
         try:
             while True:
                 try:
                     train(run, folder, console, stop, **options)
                     break
                 except PlacementChanged as change:
-                    folder.placements_left = change.left
+                    folder.placements_left, folder.first = change.left, None
                     run, folder.resume = change.run, True
         except Interrupted:
             raise

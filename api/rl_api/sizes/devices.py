@@ -19,15 +19,15 @@ def accelerator_memory(pool: PoolSpec) -> int | None:
     Looked at are the name of its resource (`mig-1g.10gb`), the selectors of its class of devices, and the labels by which
     its nodes are chosen (`NVIDIA-H100-80GB-HBM3`, `nvidia.com/gpu.memory`).
     """
-    for text in _texts(pool):
+    for text in texts(pool):
         if found := _SIZE.search(text):
             return int(found[1]) * GB
     mebibytes = pool.node_selector.get(_MEMORY_LABEL, "")
     return int(mebibytes) * 2**20 if mebibytes.isdecimal() else None
 
 
-def _texts(pool: PoolSpec) -> Iterator[str]:
-    """The most exact first: a part of a GPU is on nodes whose labels name the whole."""
+def texts(pool: PoolSpec) -> Iterator[str]:
+    """What names a pool's accelerators, the most exact first: a part of a GPU is on nodes whose labels name the whole."""
     yield pool.accelerator_resource or ""
     if pool.device_class is not None:
         yield from (*pool.device_class.selectors, pool.device_class.name)

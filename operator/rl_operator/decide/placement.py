@@ -31,6 +31,8 @@ def placement_of(effective: Effective) -> PlacementStatus | None:
 
 def _reason(mode: str, shared: int, planned: KeptPlacement | None, *, said: bool) -> str:
     if planned is not None:
+        if not planned.attempt:
+            return f"placement.mode is auto: {planned.reason}"
         why = f": {planned.reason}" if planned.reason else ""
         return f"placement.mode is auto, and the driver of attempt {planned.attempt} planned it{why}"
     if mode != "auto":

@@ -31,6 +31,7 @@ from rl_operator.plan.gangs import claims_in_gang, queue_beside_gang
 from rl_operator.plan.limits import misplaced, over_limits
 from rl_operator.plan.planned import placement_digest, planned_of, with_placement
 from rl_operator.plan.pools import pools_of_roles
+from rl_operator.plan.prior import by_prior, has_begun
 from rl_operator.plan.profile import as_written, choose_profile, title, with_defaults
 from rl_operator.plan.refused import Refused
 from rl_operator.plan.resolve import resolved
@@ -245,6 +246,8 @@ def plan(
     if isinstance(found, Refused):
         return replace(found, profile_name=chosen[0], limits=chosen[1].limits)
     kept = planned_of(run)
+    if kept is None and not has_begun(run):
+        kept = by_prior(found.spec, found.roles)
     if kept is None or kept.instead_of != placement_digest(found.spec.placement):
         return found
     moved = placed_as(run, found, kept, labels)

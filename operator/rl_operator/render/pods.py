@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rl_api.base import amount
+from rl_api.planner.first import PRIOR_VARIABLE
 from rl_api.progress import SPEC_HASH_VARIABLE, STATUS_TOKEN_FILE_VARIABLE
 from rl_api.roles import LEAVE_VARIABLE
 from rl_operator.model.names import (
@@ -248,6 +249,8 @@ def _environment(effective: Effective, role: Role, attempt: int) -> list[Manifes
         return [*({"name": name, "value": value} for name, value in values.items()), ray_token]
     values |= {"RLTRAIN_STATUS_HOST": "0.0.0.0", "RLTRAIN_PLAIN": "1"}
     values[SPEC_HASH_VARIABLE] = effective.digest
+    if effective.planned is not None and not effective.planned.attempt:
+        values[PRIOR_VARIABLE] = "1"
     values[STATUS_TOKEN_FILE_VARIABLE] = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
     values |= effective.backend.environment(
         sum(role.accelerators for role in effective.roles if role.name == LEARNER)

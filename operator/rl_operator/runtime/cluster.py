@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -35,6 +36,7 @@ from rl_operator.model.tokens import STATUS_SERVER, derive_token
 from rl_operator.model.workload import Workload
 from rl_operator.plan.effective import Effective, Plan, plan
 from rl_operator.plan.planned import planned_of
+from rl_operator.plan.prior import has_begun
 from rl_operator.plan.profile import goes_by_labels
 from rl_operator.render.event import event_of
 from rl_operator.runtime.earlier import earlier_token
@@ -69,17 +71,28 @@ class Cluster:
 
     def plan(self, run: Mapping[str, Any], memory: Memory) -> Plan:
         """The run with its profile; made anew only when one of them has changed, or when it would be much to keep."""
+        key, size = self._plan_key(run, memory)
+        if memory.plan is not None and memory.plan_of == key:
+            return memory.plan
+        made = plan(run, self.store.profiles(), self.settings, memory.labels)
+        memory.plan, memory.plan_of = (made, key) if size <= _PLANS_KEPT else (None, None)
+        return made
+
+    async def thought_out(self, run: Mapping[str, Any], memory: Memory) -> Plan:
+        """The same. Of a run that has not begun its placement may have to be simulated, in seconds of a processor: other
+        runs do not wait for that, and what comes out is remembered beside the plan (`rl_operator.plan.prior`)."""
+        if not has_begun(run) and memory.plan_of != self._plan_key(run, memory)[0]:
+            await asyncio.to_thread(plan, run, self.store.profiles(), self.settings, memory.labels)
+        return self.plan(run, memory)
+
+    def _plan_key(self, run: Mapping[str, Any], memory: Memory) -> tuple[tuple[Any, ...], int]:
+        """What a plan follows from, and bytes of its spec."""
         # Not its generation: a null that is applied anew changes an annotation alone.
         planned = planned_of(run)
         given = planned.to_document() if planned is not None else None
-        spec = json.dumps([run.get("spec"), run.get("wrong"), given]).encode()
-        digest, labels = hashlib.sha256(spec).digest(), memory.labels
-        key = (run["metadata"].get("uid"), digest, self.store.profiles_version(), labels)
-        if memory.plan is not None and memory.plan_of == key:
-            return memory.plan
-        made = plan(run, self.store.profiles(), self.settings, labels)
-        memory.plan, memory.plan_of = (made, key) if len(spec) <= _PLANS_KEPT else (None, None)
-        return made
+        spec = json.dumps([run.get("spec"), run.get("wrong"), given, has_begun(run)]).encode()
+        digest = hashlib.sha256(spec).digest()
+        return (run["metadata"].get("uid"), digest, self.store.profiles_version(), memory.labels), len(spec)
 
     async def observe(self, key: Key, run: Manifest, memory: Memory) -> World:
         """Everything that decides about a run; raises ApiError where something could not be read."""
@@ -98,7 +111,7 @@ class Cluster:
             "dra": self.store.serves("ResourceClaimTemplate"),
         }
         memory.token, changes["unasked"] = await self._token(key, world, memory.uid)
-        current = self.plan(run, memory)
+        current = await self.thought_out(run, memory)
         begins = open_attempt is None or not world.rays
         if begins and isinstance(current, Effective):
             names = set(current.claims.values())

@@ -92,7 +92,7 @@ def test_what_cannot_be_planned_is_a_sentence(
     )
     assert command("--gantt", "step.svg") == 2
     assert capsys.readouterr().err == (
-        "rltrain: --gantt: found no --profile-of, allowed: with --profile-of, whose placement it draws\n"
+        "rltrain: --gantt: found no --profile-of, allowed: with --profile-of or --placement, whose placement it draws\n"
     )
 
 
@@ -148,3 +148,34 @@ def test_what_stays_on_accelerators_is_planned_by_their_memory(
     command("--profile-of", str(tmp_path), "--json", *options, *SMALL, *GPU)
     found = json.loads(capsys.readouterr().out)["placement"]
     assert (found["mode"], found["residency"]) == ("collocated", residency)
+
+
+def test_before_anything_was_measured_a_prior_is_shown_as_one(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("--placement", "--gantt", "step.svg", *SMALL) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "placement, by a prior: nothing was measured:\n  guessed are lengths of prompts and answers"
+        in printed
+    )
+    assert "seconds are no seconds, and mean something only beside each other" in printed
+    assert [line for line in printed.splitlines() if line.endswith("as the file has it")]
+    assert ET.parse("step.svg").getroot().tag.endswith("svg")
+    assert command("--placement", "--json", *SMALL) == 0
+    found = json.loads(capsys.readouterr().out)["placement"]
+    assert found["source"] == "a prior: nothing was measured"
+    assert len(found["notes"]) == 2
+
+
+def test_without_being_asked_for_no_prior_is_shown(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*SMALL) == 0
+    assert "placement, by" not in capsys.readouterr().out
+
+
+def test_a_prior_and_a_profile_are_two_things(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command("--placement", "--profile-of", "somewhere")
+    assert "--profile-of: not allowed with argument --placement" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from rl_api.planner.forecast import forecast, placed, wanted_of
 from rl_api.planner.profile import RunProfile
 from rl_api.run import RLTrainingRun, RunSpec
 from rl_api.sizes.memory import GB
@@ -17,7 +18,7 @@ from rl_trainer.learner.measuring import LearnerWork
 from rl_trainer.observe.timeline import MEASURED, Span, SpanRecorder
 from rl_trainer.profile.meters import EngineMeter
 from rl_trainer.profile.run_profile import Measurements
-from rl_trainer.run.replan import forecast, placed, placement_status, wanted_of
+from rl_trainer.run.replan import placement_status
 from rl_trainer.trajectory import Group
 
 TENSORS = 4 * GB  # of a learner's weights

@@ -7,6 +7,8 @@ import resource
 import pytest
 
 from rl_api.errors import InvalidConfig, RLTrainError
+from rl_api.planner.first import room_as_asked
+from rl_api.planner.forecast import Forecast, fits, forecast, is_planned, placed, same, sentence, wanted_of
 from rl_api.planner.profile import RunProfile
 from rl_api.planner.room import placement_of
 from rl_api.progress import read_progress
@@ -17,18 +19,7 @@ from rl_trainer.run import planning as planning_module
 from rl_trainer.run.forecasting import Forecasting
 from rl_trainer.run.planning import EVERY_STEPS, Planning, planned
 from rl_trainer.run.profiler import Profiler
-from rl_trainer.run.replan import (
-    Forecast,
-    Replanning,
-    fits,
-    forecast,
-    is_planned,
-    placed,
-    placement_status,
-    same,
-    sentence,
-    wanted_of,
-)
+from rl_trainer.run.replan import Replanning, placement_status
 
 
 def run(**spec):
@@ -213,8 +204,9 @@ def test_on_a_cluster_there_are_as_many_samplers_and_learners_as_before():
 class AtOnce:
     """A forecast in this process, by what can be run without sharing."""
 
-    def __init__(self, profile, run, as_many):
-        self.found = forecast(profile, run, no_sharing, as_many=as_many)
+    def __init__(self, profile, run, as_many, by_prior):
+        room = room_as_asked(run.spec) if by_prior else None
+        self.found = forecast(profile, run, no_sharing, as_many=as_many, room=room)
 
     def done(self):
         return True

@@ -13,6 +13,7 @@ from typing import Any
 from rl_api import Progress, RunSpec
 from rl_api.errors import TrainingDiverged
 from rl_api.placement_status import WantedPlacement
+from rl_api.planner.first import First
 from rl_api.sizes.operations import forward_operations, learning_operations
 from rl_api.sizes.shape import ModelShape
 from rl_api.status_fields import MOST
@@ -139,10 +140,16 @@ class Counters:
             min(trained / seconds, 1.0) if there else None,
         )
 
-    def progress(self, spec: RunSpec, record: StepRecord, wanted: WantedPlacement | None = None) -> Progress:
+    def progress(
+        self,
+        spec: RunSpec,
+        record: StepRecord,
+        wanted: WantedPlacement | None = None,
+        first: First | None = None,
+    ) -> Progress:
         """What the status server shows after a step, rounded as people read it: `kubectl get` prints every digit.
 
-        `wanted`: the placement that would be better."""
+        `wanted`: the placement that would be better; `first`: what a prior has chosen to begin with."""
         samplers, learners = self.busy
         return Progress(
             phase="Training",
@@ -166,7 +173,7 @@ class Counters:
                 record.weights_between_nodes_bytes, record.answers_between_nodes_bytes
             ),
             eta_seconds=_shown(self.eta(spec)),
-            placement=placement_status(spec, record.predicted_seconds, self.pace, wanted),
+            placement=placement_status(spec, record.predicted_seconds, self.pace, wanted, first),
             updated_at=datetime.now(UTC),
         )
 

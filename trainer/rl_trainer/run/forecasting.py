@@ -17,10 +17,11 @@ from typing import IO, Any
 
 from rl_api import RLTrainingRun
 from rl_api.errors import RLTrainError
+from rl_api.planner.first import room_as_asked
+from rl_api.planner.forecast import Forecast, forecast
 from rl_api.planner.plan import Alternative
 from rl_api.planner.profile import RunProfile
 from rl_trainer.error_text import first_line
-from rl_trainer.run.replan import Forecast, forecast
 from rl_trainer.run.supported import check_supported
 
 NICE = 19
@@ -29,14 +30,21 @@ NICE = 19
 class Forecasting:
     """One that is under way."""
 
-    def __init__(self, profile: RunProfile, run: RLTrainingRun, as_many: bool) -> None:
-        """Begins it. Raises OSError where no process can be started."""
+    def __init__(
+        self, profile: RunProfile, run: RLTrainingRun, as_many: bool, by_prior: bool = False
+    ) -> None:
+        """Begins it; for the last two see `forecast` and `room_as_asked`. Raises OSError where no process can be started."""
         document = run.model_dump(by_alias=True, mode="json", exclude_none=True)
         self._asked, self._said, self._errors = (
             tempfile.TemporaryFile()  # noqa: SIM115 - until `kill`
             for _ in range(3)
         )
-        asked = {"profile": profile.to_document(), "run": document, "asMany": as_many}
+        asked = {
+            "profile": profile.to_document(),
+            "run": document,
+            "asMany": as_many,
+            "byPrior": by_prior,
+        }
         self._asked.write(json.dumps(asked).encode())
         self._asked.seek(0)
         self._process = subprocess.Popen(
@@ -93,7 +101,8 @@ def main() -> None:
 
 def _answer(asked: Mapping[str, Any]) -> None:
     profile, run = RunProfile.model_validate(asked["profile"]), RLTrainingRun.model_validate(asked["run"])
-    found = forecast(profile, run, check_supported, as_many=asked["asMany"])
+    room = room_as_asked(run.spec) if asked["byPrior"] else None
+    found = forecast(profile, run, check_supported, as_many=asked["asMany"], room=room)
     said = None
     if found is not None:
         fields = set(Alternative.model_fields)

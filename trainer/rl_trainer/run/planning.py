@@ -10,23 +10,14 @@ from typing import Final
 from rl_api import RLTrainingRun
 from rl_api.errors import RLTrainError
 from rl_api.placement_status import WantedPlacement
+from rl_api.planner.forecast import Forecast, alike, forecast, is_planned, placed, same, sentence, wanted_of
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import PROFILE_FILE, RunProfile
 from rl_api.planner.room import placement_of
 from rl_api.roles import ReplanSpec
 from rl_trainer.error_text import first_line
 from rl_trainer.run.forecasting import Forecasting
-from rl_trainer.run.replan import (
-    Forecast,
-    Replanning,
-    alike,
-    forecast,
-    is_planned,
-    placed,
-    same,
-    sentence,
-    wanted_of,
-)
+from rl_trainer.run.replan import Replanning
 from rl_trainer.run.supported import check_supported
 from rl_trainer.storage.files import Closes
 
@@ -77,14 +68,16 @@ class Planning(Closes):
         *,
         on_cluster: bool = False,
         left: list[Placement] | None = None,
+        by_prior: bool = False,
     ) -> None:
         """`tell`: is told once that another placement is better; `warn`: once of a forecast that fails; `on_cluster`: an
         operator gives it to the run, with as many samplers and learners; `left`: placements that the run has had, to which
-        it does not go back, None: forecasts are made only where the run asks for a change."""
+        it does not go back, None: forecasts are made only where the run asks for a change; `by_prior`: a prior has chosen
+        its placement, which binds nobody."""
         replan = run.spec.placement.replan
         self._run, self._tell, self._warn, self._on_cluster = run, tell, warn, on_cluster
         self._change = replan is not None
-        self._left = [] if left is None else left
+        self._left, self._by_prior = [] if left is None else left, by_prior
         self._planned = is_planned(run.spec) and (replan is not None or left is not None)
         self._replanning = Replanning(replan or ReplanSpec())
         self._making: Forecasting | None = None
@@ -144,7 +137,7 @@ class Planning(Closes):
             self._at_step, self._not_before = steps + EVERY_STEPS, time.monotonic() + took / SHARE
         ready = self._making is None and steps >= self._at_step and time.monotonic() >= self._not_before
         if ready and (measured := profile()) is not None:
-            self._making = Forecasting(measured, self._run, self._on_cluster)
+            self._making = Forecasting(measured, self._run, self._on_cluster, self._by_prior)
 
     def _failed(self, steps: int, error: Exception) -> None:
         self.forecast, self._at_step = None, steps + EVERY_STEPS

@@ -14,6 +14,7 @@ import yaml
 
 from rl_api import RLTrainingRun
 from rl_api.errors import CheckpointError, RunFolderBusy
+from rl_api.planner.first import PRIOR_VARIABLE, First
 from rl_api.planner.placement import Placement
 from rl_api.planner.profile import PROFILE_FILE, RunProfile
 from rl_trainer.storage.files import Closes
@@ -79,6 +80,7 @@ class RunFolder(Closes):
         self.overwrite = overwrite
         self.search = search
         self.placements_left: list[Placement] | None = None
+        self.first: First | None = None  # what a prior has chosen to begin with
         self.planned_by: RunProfile | None = None  # what was measured of such runs before
         self.token = os.environ.get("RLTRAIN_FENCE") or f"{socket.gethostname()}:{os.getpid()}"
         ours = (path / _LOCK).exists()
@@ -195,6 +197,11 @@ class RunFolder(Closes):
     def attempt(self) -> int | None:
         """Number of this attempt, as the operator counts; None without one."""
         return _run_and_attempt(self.token)[1] or None
+
+    @property
+    def by_prior(self) -> bool:
+        """Whether a prior has chosen with which placement the attempt begins, here or at the operator."""
+        return self.first is not None or PRIOR_VARIABLE in os.environ
 
     def write_run(self, run: RLTrainingRun) -> None:
         """Keeps the run as it was resolved, overrides included."""

@@ -124,6 +124,7 @@ class Session(Attempt):
                 self.console.warning,
                 on_cluster=self.folder.attempt is not None,
                 left=self.folder.placements_left,
+                by_prior=self.folder.by_prior,
             )
         )
         metrics = self.recorder.metrics
@@ -276,7 +277,7 @@ class Session(Attempt):
         record = replace(
             record, predicted_seconds=self.planning.predicted, store_bytes=self._store_use.look()
         )
-        self._progress = self.counters.progress(self.spec, record, self.planning.wanted)
+        self._progress = self.counters.progress(self.spec, record, self.planning.wanted, self.folder.first)
         self.recorder.step(record, spans, buffer["alarms"], self._progress)
         self.profiler.step(batch.groups, spans, (ended - seconds, ended))
         measured = self.profiler.measurements.steps

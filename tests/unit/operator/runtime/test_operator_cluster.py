@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any, cast
 
+import pytest
 from operator_worlds import SETTINGS, make_run
 
 from rl_operator.kube.applied import LAST_APPLIED
 from rl_operator.kube.cache import Store
 from rl_operator.kube.client import Api
+from rl_operator.plan import prior
 from rl_operator.plan.effective import Effective
 from rl_operator.plan.refused import Refused
 from rl_operator.runtime.cluster import Cluster
@@ -48,3 +52,24 @@ def test_a_plan_that_would_take_much_memory_is_made_anew() -> None:
     assert isinstance(found, Effective)
     assert memory.plan is None
     assert cluster.plan(large, memory) == found
+
+
+def test_other_runs_do_not_wait_for_a_first_placement_that_is_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, cluster = Memory("12345678-90ab"), Cluster(cast(Api, None), Store(), SETTINGS)
+    simulated: list[threading.Thread] = []
+
+    def simulates(*asked: Any) -> None:
+        simulated.append(threading.current_thread())
+
+    monkeypatch.setattr(prior, "first_placement", simulates)
+    prior._planned.cache_clear()
+    run = make_run({"placement": {"replan": {}}})
+    found = asyncio.run(cluster.thought_out(run, memory))
+    assert isinstance(found, Effective)
+    assert cluster.plan(run, memory) is found
+    # Not in the loop, and once: what is made there is remembered.
+    [thread] = simulated
+    assert thread is not threading.current_thread()
+    prior._planned.cache_clear()
