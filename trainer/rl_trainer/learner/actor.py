@@ -41,6 +41,7 @@ from rl_trainer.model.folder import TensorFile, opened_tensors
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.observe.timeline import Span
 from rl_trainer.placement.own_device import own_device, own_node
+from rl_trainer.profile.gpu import gpu_meter
 from rl_trainer.storage.ownership import Upload
 from rl_trainer.storage.remote_folder import RemoteFolder
 from rl_trainer.trajectory import Trajectory, unpack
@@ -115,7 +116,7 @@ class LearnerActor(Worker):
                 self.learner = Learner(
                     model, self.spec, rank=self.rank, ranks=self.ranks, device=device, objective=objective
                 )
-        self._work = LearnerWork(self.learner, self.spans)
+        self._work = LearnerWork(self.learner, self.spans, own_node(), gpu_meter())
         self._tell_choice()
 
     def start_reinforcement(self) -> None:

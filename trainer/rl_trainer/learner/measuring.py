@@ -14,9 +14,7 @@ from rl_trainer.learner.rank import Learner
 from rl_trainer.learner.share import Share
 from rl_trainer.model.rows import local
 from rl_trainer.observe.timeline import SpanRecorder
-from rl_trainer.placement.own_device import own_node
-from rl_trainer.profile.gpu import gpu_meter
-from rl_trainer.profile.meters import ProcessMeter
+from rl_trainer.profile.meters import BusyMeter, ProcessMeter
 
 
 def device_memory() -> int:
@@ -27,11 +25,14 @@ def device_memory() -> int:
 class LearnerWork:
     """Hands `spans` what this process took for the batches of `learner`."""
 
-    def __init__(self, learner: Learner, spans: SpanRecorder) -> None:
-        self._learner, self._spans, self._process = learner, spans, ProcessMeter(gpu_meter())
+    def __init__(
+        self, learner: Learner, spans: SpanRecorder, node: str = "", gpu: BusyMeter | None = None
+    ) -> None:
+        """`node`: Ray's id of this process's; `gpu`: of its GPU, where it has one."""
+        self._learner, self._spans, self._process = learner, spans, ProcessMeter(gpu)
         self._held: dict[str, float] = {}
         self._fetched = 0.0  # seconds of the batch under way
-        self._node, self._elsewhere = own_node(), dict[int, float]()
+        self._node, self._elsewhere = node, dict[int, float]()
 
     @contextmanager
     def fetching(self, groups: int) -> Iterator[dict[str, Any]]:

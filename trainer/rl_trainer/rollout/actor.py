@@ -36,6 +36,7 @@ from rl_trainer.model.chat import Chat
 from rl_trainer.model.shared_folder import SharedFolder
 from rl_trainer.model.tokenizer import load_tokenizer
 from rl_trainer.placement.own_device import own_device, own_node
+from rl_trainer.profile.gpu import gpu_meter
 from rl_trainer.rollout.arrival import Arrival
 from rl_trainer.rollout.delivery import Delivery
 from rl_trainer.rollout.engines.base import SamplingParams
@@ -119,7 +120,7 @@ class SamplerActor(Worker):
         self.params = SamplingParams(
             sampler.max_new_tokens, sampler.temperature, sampler.top_p, sampler.top_k, stop
         )
-        self._meter = SamplerMeter(self.engine, self.spans, simulators, scorers)
+        self._meter = SamplerMeter(self.engine, self.spans, simulators, scorers, gpu_meter())
         self._reading = WeightsReading(self._store, self.receiver, own_node())
         self._stretch = Stretch(self.engine, self.spans)
         self._arrival = Arrival(

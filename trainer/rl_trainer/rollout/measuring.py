@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from rl_trainer.observe.between_nodes import came_from
 from rl_trainer.observe.timeline import ENVIRONMENT, JUDGE, Span, SpanRecorder
-from rl_trainer.profile.gpu import gpu_meter
-from rl_trainer.profile.meters import ProcessMeter
+from rl_trainer.profile.meters import BusyMeter, ProcessMeter
 from rl_trainer.rollout.engines.base import Engine
 from rl_trainer.rollout.group_rollout import GroupRollout
 from rl_trainer.rollout.loop import Rollouts
@@ -94,8 +93,10 @@ class SamplerMeter:
         spans: SpanRecorder,
         simulators: Sequence[WorkerTarget] = (),
         reward_models: Sequence[WorkerScorer] = (),
+        gpu: BusyMeter | None = None,
     ) -> None:
-        self._engine, self._spans, self._process = engine, spans, ProcessMeter(gpu_meter())
+        """`gpu`: of its GPU, where it has one."""
+        self._engine, self._spans, self._process = engine, spans, ProcessMeter(gpu)
         self._weights, self._cached_token = engine.memory()
         self._simulators, self._reward_models = WorkMeter(simulators), WorkMeter(reward_models)
         sampler = spans.actor_name
