@@ -5,8 +5,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
+import rl_trainer.flow.worker_group as worker_group
 import rl_trainer.rollout.measuring as measuring
 import rl_trainer.rollout.task_workers as task_workers
+from rl_trainer.flow.worker_group import WorkerGroup
 from rl_trainer.observe.timeline import SpanRecorder
 from rl_trainer.rollout.measuring import SamplerMeter, WorkMeter
 from rl_trainer.rollout.task_workers import Work, WorkerScorer, WorkerTarget
@@ -59,6 +61,12 @@ class Call:
         return self.called(*args)
 
 
+def answered(monkeypatch):
+    """What a call returns is its answer."""
+    monkeypatch.setattr(worker_group, "answer", lambda call, *_: call)
+    monkeypatch.setattr(worker_group, "ray", SimpleNamespace(wait=lambda calls, timeout: (calls, [])))
+
+
 def test_a_simulator_works_for_turns_in_a_part_of_its_calls(monkeypatch):
     now = SimpleNamespace(now=0.0)
 
@@ -67,8 +75,8 @@ def test_a_simulator_works_for_turns_in_a_part_of_its_calls(monkeypatch):
         return "value", len(args), "life", 2.0
 
     monkeypatch.setattr(task_workers, "time", SimpleNamespace(perf_counter=lambda: now.now))
-    monkeypatch.setattr(task_workers, "answer", lambda call, *_: call)
-    target = WorkerTarget(SimpleNamespace(call=Call(called)), "simulator 0", 60.0)
+    answered(monkeypatch)
+    target = WorkerTarget(WorkerGroup("simulator", [SimpleNamespace(call=Call(called))]), 0, 60.0)
     target.call(1.0, "begin", 7, {}, {}, [])
     target.call(1.0, "reset", 7)
     target.call(1.0, "steps", [(7, "up"), (8, "down")])
@@ -86,9 +94,9 @@ def test_a_model_works_from_when_it_begins_with_what_it_was_asked_for(monkeypatc
         yield {0: 1.0, 1: 2.0}
 
     monkeypatch.setattr(task_workers, "time", SimpleNamespace(perf_counter=lambda: now.now))
-    monkeypatch.setattr(task_workers, "answer", lambda call, *_: call)
-    monkeypatch.setattr(task_workers, "ray", SimpleNamespace(wait=lambda calls, timeout: (calls, [])))
-    scorer = WorkerScorer(SimpleNamespace(score=Call(lambda asked: passes())), "reward model 0", 1.0, 1.0)
+    answered(monkeypatch)
+    group = WorkerGroup("reward model", [SimpleNamespace(score=Call(lambda asked: passes()))])
+    scorer = WorkerScorer(group, 0, 1.0, 1.0)
     assert scorer.score([None, None]) == [1.0, 2.0]
     assert scorer.work == Work(1.5, 2, 10.0)
 
