@@ -179,7 +179,7 @@ def test_an_evaluation_waits_for_the_device_and_is_computed_nowhere_else():
     class Turns(OwnDevice):
         is_waited_for = False
 
-        def is_ours(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
+        def take_or_leave(self, needed: bool, begun: bool, moves: Callable[[], bool]) -> bool:
             assert needed
             found = next(ours)
             happened.append("ours" if found else "others'")
