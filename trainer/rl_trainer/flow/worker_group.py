@@ -58,13 +58,13 @@ class Handle:
         """`calls` by rank; the worker of rank i is `{role} i`."""
         self._watch = watch
         self.calls = dict(calls)
-        self._names = {call: f"{role} {rank}" for rank, call in self.calls.items()}
+        self._names = [f"{role} {rank}" for rank in self.calls]  # in their order
 
     @classmethod
     def of(cls, name: str, call: ray.ObjectRef[Any]) -> Handle:
         """Of one call to an actor of this name."""
         handle = cls("", {0: call})
-        handle._names = {call: name}
+        handle._names = [name]
         return handle
 
     @property
@@ -97,7 +97,7 @@ class Handle:
         Raises as `answer` does.
         """
         deadline = time.monotonic() + timeout
-        watch, names = self._watch, self._names
+        watch, names = self._watch, dict(zip(self.calls.values(), self._names, strict=True))
         found: dict[ray.ObjectRef[Any], Any] = {}
         again = True
         while pending := [call for call in names if call not in found]:
