@@ -6,16 +6,17 @@ import json
 from pathlib import Path
 from statistics import mean
 
+from train_here import train_here
+
 import rl_trainer.tasks.environments
 from rl_api import load_run
-from train_here import train_here
 
 ROOT = Path(__file__).parents[2]
 ALMANAC = Path(rl_trainer.tasks.environments.__file__).with_name("almanac.jsonl")
 
 
 def write_corpus(file: Path) -> None:
-    """The last fact alone of each document of the almanac: which of three is asked for takes a tiny model minutes to learn."""
+    """The last fact alone of each document of the almanac: which of three is asked for takes a tiny model long to learn."""
     documents = [json.loads(line) for line in ALMANAC.read_text().splitlines()]
     with file.open("w") as stream:
         for document in documents:
@@ -29,8 +30,8 @@ def write_corpus(file: Path) -> None:
 
 
 def test_looking_things_up_is_learned_from_rewards(tmp_path: Path, local_ray: None) -> None:
-    """Names are drawn for every question, so only a search finds the answer. With seeds 1, 2 and 3 the rewards of eight steps
-    rise from 0.22, 0.39 and 0.19 to 0.60, 0.67 and 0.46 within 40 steps."""
+    """Names are drawn for every question, so only a search finds the answer. With seeds 1, 2 and 3 the rewards of eight
+    steps rise from 0.22, 0.39 and 0.19 to 0.60, 0.67 and 0.46 within 40 steps."""
     write_corpus(tmp_path / "facts.jsonl")
     changes = (
         "task.args={rename: true, corpus: facts.jsonl}",
