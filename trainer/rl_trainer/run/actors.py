@@ -145,9 +145,10 @@ class Actors:
 
     def _placed(self, part: Batch) -> Batch:
         """The part with payloads that came inside the call where they are now: learners get those from this process."""
-        node, groups, moved = own_node(), [], 0.0
+        groups, moved = [], 0.0
         for group in part.groups:
             if group.node and isinstance(group.payload, bytes):
+                node = own_node()
                 moved += came_from(group.node, node, packed_bytes(group))
                 group = replace(group, node=node)
             groups.append(group)
