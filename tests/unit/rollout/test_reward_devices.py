@@ -14,6 +14,7 @@ from scored import scored
 from rl_api.errors import ActorDied, RLTrainError
 from rl_api.run import RunSpec, TinyModelSpec
 from rl_api.task import RewardModelSpec
+from rl_trainer.buffer.actor import Batch
 from rl_trainer.flow.worker_group import Handle, WorkerGroup
 from rl_trainer.model.presets import write_tiny
 from rl_trainer.model.shared_folder import SharedFolder
@@ -160,6 +161,7 @@ def test_a_batch_is_waited_for_longer_than_workers_may_be_away(waited: list[floa
     spec = RunSpec.model_validate(about | {"task": task})
     replace(TaskWorkers.launch(alone, MagicMock(), None), simulators=simulators()).wait_ready()
     buffer, samplers = MagicMock(), MagicMock()
+    samplers.wait_for.return_value = Batch(0, [])
     Actors(spec, buffer, MagicMock(), samplers, MagicMock(), MagicMock()).next_part(0, 1, lambda: False)
     (at_buffer, *_), (*_, here, _) = buffer.take_ref.call_args.args, samplers.wait_for.call_args.args
     assert waited == [3 * 3600.0]
