@@ -214,9 +214,7 @@ def test_devices_of_learners_that_do_not_answer_or_cannot_leave_are_not_given_ba
     assert leases.names == ["claim", "claim"]
 
 
-@pytest.mark.parametrize(
-    "error", [ActorDied("learner 0 died"), DeadlineExceeded("learner 0"), KeyboardInterrupt()]
-)
+@pytest.mark.parametrize("error", [DeadlineExceeded("learner 0"), KeyboardInterrupt()])
 def test_learners_that_do_not_answer_keep_devices_where_their_tensors_stay_as_well(
     error: BaseException, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ):
@@ -227,12 +225,13 @@ def test_learners_that_do_not_answer_keep_devices_where_their_tensors_stay_as_we
     assert leases.names == ["claim"]
 
 
-def test_learners_that_answer_with_an_error_give_devices_back_where_their_tensors_stay_as_well(
-    leases: Leases, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [CheckpointError("the disk is full"), ActorDied("learner 0 died")])
+def test_learners_that_fail_or_have_died_give_devices_back_where_their_tensors_stay(
+    error: RLTrainError, leases: Leases, monkeypatch: pytest.MonkeyPatch
 ):
     turn = staying(leases, monkeypatch)
-    with pytest.raises(CheckpointError), turn.taken("writing"):
-        raise CheckpointError("the disk is full")
+    with pytest.raises(type(error)), turn.taken("writing"):
+        raise error
     assert leases.names == ["claim", "give_back"]
 
 

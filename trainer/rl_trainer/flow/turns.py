@@ -107,9 +107,11 @@ class Turn:
             self._leave()
 
     def _has_left_after(self, error: BaseException) -> bool:
-        """Whether the devices are free for others now: never where learners do not answer, who may compute there still."""
-        answered = isinstance(error, Exception) and not isinstance(error, (ActorDied, DeadlineExceeded))
-        if not answered:
+        """Whether the devices are free for others now: never where learners do not answer, who may compute there still. With
+        one of them dead the others compute nothing any more; where tensors move they cannot be told to take theirs away."""
+        if isinstance(error, ActorDied):
+            return self._leave is None
+        if isinstance(error, DeadlineExceeded) or not isinstance(error, Exception):
             return False
         try:
             self._go()
