@@ -18,7 +18,6 @@ from rl_trainer.rollout.task_workers import Work, WorkerScorer, WorkerTarget
 def clock(monkeypatch):
     now = SimpleNamespace(now=100.0)
     monkeypatch.setattr(measuring, "time", SimpleNamespace(time=lambda: now.now))
-    monkeypatch.setattr(measuring, "gpu_meter", lambda: None)
     return now
 
 
