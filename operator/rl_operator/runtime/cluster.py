@@ -75,15 +75,18 @@ class Cluster:
         if memory.plan is not None and memory.plan_of == key:
             return memory.plan
         made = plan(run, self.store.profiles(), self.settings, memory.labels)
-        memory.plan, memory.plan_of = (made, key) if size <= _PLANS_KEPT else (None, None)
+        _keep(memory, made, key, size)
         return made
 
     async def thought_out(self, run: Mapping[str, Any], memory: Memory) -> Plan:
         """The same. Of a run that has not begun its placement may have to be simulated, in seconds of a processor: other
-        runs do not wait for that, and what comes out is remembered beside the plan (`rl_operator.plan.prior`)."""
-        if not has_begun(run) and memory.plan_of != self._plan_key(run, memory)[0]:
-            await asyncio.to_thread(plan, run, self.store.profiles(), self.settings, memory.labels)
-        return self.plan(run, memory)
+        runs do not wait for that."""
+        key, size = self._plan_key(run, memory)
+        if has_begun(run) or memory.plan_of == key:
+            return self.plan(run, memory)
+        made = await asyncio.to_thread(plan, run, self.store.profiles(), self.settings, memory.labels)
+        _keep(memory, made, key, size)
+        return made
 
     def _plan_key(self, run: Mapping[str, Any], memory: Memory) -> tuple[tuple[Any, ...], int]:
         """What a plan follows from, and bytes of its spec."""
@@ -400,3 +403,8 @@ def _identity(world: World, version: int = 0) -> Manifest:
     metadata = {key: world.metadata[key] for key in ("name", "namespace", "uid")}
     metadata["resourceVersion"] = str(version) if version else world.metadata["resourceVersion"]
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
+
+
+def _keep(memory: Memory, made: Plan, key: tuple[Any, ...], size: int) -> None:
+    """Where it is not too much; `size`: bytes of its spec."""
+    memory.plan, memory.plan_of = (made, key) if size <= _PLANS_KEPT else (None, None)
