@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rl_trainer.buffer import actor as buffer_actor
+from rl_trainer.buffer import payloads
 from rl_trainer.buffer.actor import Batch, BufferActor
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.learner.plan import Member
@@ -17,7 +17,6 @@ from rl_trainer.learner.share import deal
 from rl_trainer.observe.between_nodes import BetweenNodes
 from rl_trainer.observe.timeline import MEASURED, Span
 from rl_trainer.rollout.measuring import WeightsReading
-from rl_trainer.run import actors as run_actors
 from rl_trainer.run.actors import Actors
 from rl_trainer.trajectory import Group, Trajectory, packed_bytes
 from rl_trainer.weights.transports.collective import CollectiveReceiver
@@ -73,18 +72,18 @@ def test_answers_go_to_a_node_once_however_many_learners_read_them_and_how_often
 
 def test_a_learner_tells_which_groups_came_from_another_node() -> None:
     groups = [group(10, HERE), group(11, THERE), group(12, "")]
-    payloads = [one.payload for one in groups]
+    data = [one.payload for one in groups]
     chosen = [[[Member(one, 0, 1.0) for one in (2, 1)]], [[Member(0, 0, 1.0)]]]
-    shares = deal(payloads, chosen, origins=[(one.group_id, one.node) for one in groups])
+    shares = deal(data, chosen, origins=[(one.group_id, one.node) for one in groups])
     size = packed_bytes(groups[0])
     found = [[share.elsewhere(node, share.payloads) for share in shares] for node in (HERE, THERE)]
     assert found == [[{11: size}, {}], [{}, {10: size}]]
-    unknown = deal(payloads, chosen)
+    unknown = deal(data, chosen)
     assert [share.elsewhere(HERE, share.payloads) for share in unknown] == [{}, {}]
 
 
 def test_a_buffer_tells_what_samplers_of_other_nodes_have_given_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_actor, "own_node", lambda: HERE)
+    monkeypatch.setattr(payloads, "own_node", lambda: HERE)
 
     async def play() -> list[float]:
         actor, found = BufferActor(BufferConfig(2, max_staleness=1, samplers=1)), []
@@ -103,10 +102,11 @@ def test_a_buffer_tells_what_samplers_of_other_nodes_have_given_it(monkeypatch: 
 
 
 def test_what_comes_to_the_driver_in_a_call_is_sent_from_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_actors, "own_node", lambda: HERE)
+    monkeypatch.setattr(payloads, "own_node", lambda: HERE)
     told: list[float] = []
     driver = SimpleNamespace(
-        spans=SimpleNamespace(measured=lambda elsewhere_bytes: told.append(elsewhere_bytes))
+        spans=SimpleNamespace(measured=lambda elsewhere_bytes: told.append(elsewhere_bytes)),
+        _arrivals=payloads.Arrivals(),
     )
     stored = Group.load(group(2, "").dump() | {"node": THERE}, payload=object())
     part = Batch(0, [group(0, THERE), group(1, HERE), stored, group(3, "")])

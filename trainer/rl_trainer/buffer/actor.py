@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from rl_api.errors import DeadlineExceeded, RLTrainError
 from rl_trainer.buffer.groups import BufferConfig, Handed, PutResult, Ticket
+from rl_trainer.buffer.payloads import Arrivals
 from rl_trainer.buffer.saved import restore, snapshot
 from rl_trainer.buffer.state import BufferState
 from rl_trainer.buffer.waiting import Call, WaitingCalls
@@ -21,9 +22,7 @@ from rl_trainer.flow.adoption import adopt
 from rl_trainer.flow.changes import Changes
 from rl_trainer.flow.lease_desk import LeaseDesk
 from rl_trainer.flow.leases import LEARNERS, Wish
-from rl_trainer.observe.between_nodes import came_from
-from rl_trainer.placement.own_device import own_node
-from rl_trainer.trajectory import Group, packed_bytes
+from rl_trainer.trajectory import Group
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class BufferActor:
         self._takers = Changes()
         self._wanted: int | None = None  # groups of the batch that the last `take` asked for
         self._leases = LeaseDesk()
-        self._elsewhere_bytes = 0.0  # of groups, since the end of the step before
+        self._arrivals = Arrivals()
 
     # -- samplers ------------------------------------------------------------------------------------------
 
@@ -145,20 +144,11 @@ class BufferActor:
             if isinstance(group.payload, list):
                 self._state.keep(sampler, group.group_id, group.issue)  # it is finished
                 group = replace(group, payload=await adopt(group.payload[0]))
-            group = self._placed(group)
-            result = self._state.put(sampler, group, time.monotonic())
+            result = self._state.put(sampler, self._arrivals.here(group), time.monotonic())
             results.append(result)
             # A group that stays is outstanding as before: there is no room for another, only a batch may be complete.
             self._after_change(room=not result.accepted or bool(result.dropped))
         return results
-
-    def _placed(self, group: Group) -> Group:
-        """A group whose payload is on this node now."""
-        if not group.node:
-            return group
-        node = own_node()
-        self._elsewhere_bytes += came_from(group.node, node, packed_bytes(group))
-        return replace(group, node=node)
 
     async def drop(self, sampler: int, group_id: int, reason: str) -> bool:
         """See `BufferState.drop`."""
@@ -229,8 +219,7 @@ class BufferActor:
             self._state.commit()
         if version is not None:
             await self.publish(version, weights)
-        size, self._elsewhere_bytes = self._elsewhere_bytes, 0.0
-        return self._state.metrics(time.monotonic()) | {"elsewhere_bytes": size}
+        return self._state.metrics(time.monotonic()) | {"elsewhere_bytes": self._arrivals.drain()}
 
     async def snapshot(self) -> tuple[dict[str, Any], list[Any]]:
         """See `saved.snapshot`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,7 +23,9 @@ from rl_api.errors import ActorDied, DeadlineExceeded
 from rl_trainer.buffer.groups import Handed
 from rl_trainer.error_text import RESUME_HINT, first_line
 from rl_trainer.flow.ways import Way, choose_way, travelled
-from rl_trainer.trajectory import Group
+from rl_trainer.observe.between_nodes import came_from
+from rl_trainer.placement.own_device import own_node
+from rl_trainer.trajectory import Group, packed_bytes
 
 FETCH_SECONDS = 60.0
 _Sent = TypeVar("_Sent", Group, Handed)
@@ -81,3 +84,26 @@ def _tell(said: dict[str, Any] | None, sent: Iterable[Any], data: Iterable[Any])
     if said is not None:
         ways: list[Way] = ["reference" if isinstance(one, ray.ObjectRef) else "inline" for one in sent]
         said |= travelled(ways, sum(memoryview(one).nbytes for one in data))
+
+
+class Arrivals:
+    """Groups whose payloads come to this process: where they are then, and the bytes that came from other nodes."""
+
+    def __init__(self) -> None:
+        self._bytes = 0.0
+
+    @cached_property
+    def _node(self) -> str:
+        return own_node()
+
+    def here(self, group: Group) -> Group:
+        """The group with its payload on this process's node; as it is where nobody knows on which one it was."""
+        if not group.node:
+            return group
+        self._bytes += came_from(group.node, self._node, packed_bytes(group))
+        return replace(group, node=self._node)
+
+    def drain(self) -> float:
+        """Bytes that came from other nodes since the last call."""
+        size, self._bytes = self._bytes, 0.0
+        return size

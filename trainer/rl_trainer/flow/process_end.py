@@ -17,6 +17,8 @@ import ray
 from ray.exceptions import GetTimeoutError, NodeDiedError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rl_trainer.placement.own_device import own_node
+
 # For the system to take all from a process that it was told to kill.
 END_SECONDS = 60.0
 # For a process of Ray to start that looks.
@@ -37,7 +39,7 @@ class Process:
         """The one that asks."""
         started = started_at(os.getpid())
         assert started is not None, "it runs"
-        return cls(ray.get_runtime_context().get_node_id(), os.getpid(), started)
+        return cls(own_node(), os.getpid(), started)
 
     def end(self, seconds: float = END_SECONDS) -> bool:
         """Kills it, where that was not done, and waits for `seconds` at most until it has ended; whether it has. It has with

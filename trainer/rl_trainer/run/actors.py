@@ -16,6 +16,7 @@ from rl_trainer.algorithms.value_targets import Advantage
 from rl_trainer.buffer.actor import Batch
 from rl_trainer.buffer.groups import BufferConfig
 from rl_trainer.buffer.handle import ANSWER_SECONDS, Buffer
+from rl_trainer.buffer.payloads import Arrivals
 from rl_trainer.checkpoint.state import LearnerState, RunState, SavedLearners
 from rl_trainer.flow.leases import device_name
 from rl_trainer.flow.pulse import Pulse, Watch
@@ -24,9 +25,7 @@ from rl_trainer.learner.group import Learners
 from rl_trainer.learner.results import TokenEstimates, UpdateResult
 from rl_trainer.model.excerpt import Excerpt
 from rl_trainer.model.shared_folder import SharedFolder, share_folder, stored_folder
-from rl_trainer.observe.between_nodes import came_from
 from rl_trainer.observe.timeline import Span, SpanRecorder
-from rl_trainer.placement.own_device import own_node
 from rl_trainer.placement.places import Placement
 from rl_trainer.rollout.fleet import Samplers
 from rl_trainer.rollout.task_workers import TaskWorkers
@@ -36,7 +35,6 @@ from rl_trainer.run.residency import with_residency
 from rl_trainer.run.trials import contend, excerpts, fixed_tokens
 from rl_trainer.tasks import Answer, Prompt
 from rl_trainer.tasks.rows import PromptData
-from rl_trainer.trajectory import packed_bytes
 from rl_trainer.weights.transports.publication import Publication
 
 # No batch for this long, besides what lost workers may take to be placed again: samplers hang.
@@ -59,6 +57,7 @@ class Actors:
     broadcasts: Broadcasts
     spans: SpanRecorder
     _theirs: list[Span] = field(default_factory=list)
+    _arrivals: Arrivals = field(default_factory=Arrivals)
     _published: Publication | None = None
     _taking: Any = None
 
@@ -145,14 +144,10 @@ class Actors:
 
     def _placed(self, part: Batch) -> Batch:
         """The part with payloads that came inside the call where they are now: learners get those from this process."""
-        groups, moved = [], 0.0
-        for group in part.groups:
-            if group.node and isinstance(group.payload, bytes):
-                node = own_node()
-                moved += came_from(group.node, node, packed_bytes(group))
-                group = replace(group, node=node)
-            groups.append(group)
-        self.spans.measured(elsewhere_bytes=moved)
+        groups = [
+            self._arrivals.here(group) if isinstance(group.payload, bytes) else group for group in part.groups
+        ]
+        self.spans.measured(elsewhere_bytes=self._arrivals.drain())
         return replace(part, groups=groups)
 
     def _take(self, begin: int, end: int) -> Any:
